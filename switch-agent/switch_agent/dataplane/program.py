@@ -18,6 +18,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+from switch_agent.dataplane.constants import N_CLASS, N_FLOW, N_JOB, N_STATE
+
 __all__ = [
     "P4_NAME",
     "PIPE",
@@ -196,10 +198,10 @@ class Sizes:
     classification entries for IPv4 and IPv6.
     """
 
-    n_state: int = 1024
-    n_job: int = 1024
-    n_flow: int = 16384
-    n_class: int = 2048
+    n_state: int = N_STATE
+    n_job: int = N_JOB
+    n_flow: int = N_FLOW
+    n_class: int = N_CLASS
     n_class6: int = 512
     n_route: int = 4096
     n_route6: int = 512

@@ -13,17 +13,14 @@ and differ in the prefix. Fields of the program count from 1; the generic ``$`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from switch_agent.dataplane.program import (
     Action,
     ActionProfile,
     ActionSelector,
     Counter,
-    Field,
     Hash,
-    Header,
     Key,
     Program,
     Register,
@@ -31,19 +28,25 @@ from switch_agent.dataplane.program import (
     Table,
     build_program,
 )
+from switch_agent.dataplane.schema_debug import debug_tables
+from switch_agent.dataplane.schema_parts import (
+    Json,
+    bytes_type,
+    container_json,
+    field_json,
+    key_json,
+    object_hash,
+    object_id,
+    scalar_type,
+    single_json,
+    table_json,
+)
 
 __all__ = ["action_id", "bfrt_json", "object_hash", "program_json", "table_id"]
 
-Json = dict[str, Any]
-
-STAGES = 20  # match-action stages of a Tofino2 pipe
-TABLES_PER_STAGE = 16
-PORTS_PER_PIPE = 72
-
 # First byte of an id, by the kind of object.
 ACTION, MATCH_TABLE, ACTION_PROFILE, SELECTOR, COUNTER, REGISTER = 0x01, 0x02, 0x81, 0x82, 0x83, 0x8B
-PORT_METADATA, SNAPSHOT_CFG, SNAPSHOT_TRIGGER, SNAPSHOT_DATA, SNAPSHOT_LIVENESS = 0x90, 0x91, 0x92, 0x93, 0x94
-HASH_CONFIGURE, HASH_COMPUTE, HASH_ALGORITHM, DEBUG_COUNTER, GET_MEMBER = 0x95, 0x96, 0x97, 0x99, 0x9A
+HASH_CONFIGURE, HASH_COMPUTE, HASH_ALGORITHM, GET_MEMBER = 0x95, 0x96, 0x97, 0x9A
 
 MATCH_PRIORITY, ACTION_MEMBER, SELECTOR_GROUP = 65537, 65539, 65540  # ids of generic fields used twice
 
@@ -59,69 +62,15 @@ ALGORITHMS = (
     *("POSIX", "CRC_32Q", "JAMCRC", "XFER", "CRC_64", "CRC_64_GO_ISO", "CRC_64_WE", "CRC_64_JONES"),
 )
 
-# Intrinsic metadata of the t2na architecture, which snapshots can trigger on.
-_MIRROR = (
-    "mirror_type:4 {} mirror_io_select:1 mirror_hash:13 mirror_ingress_cos:3 mirror_deflect_on_drop:1 "
-    "mirror_multicast_ctrl:1 mirror_egress_port:9 mirror_qid:7 mirror_coalesce_length:8 adv_flow_ctl:32 "
-    "mtu_trunc_len:14 mtu_trunc_err_f:1"
-)
-_FROM_PARSER = "global_tstamp:48 global_ver:32 parser_err:16"
-INGRESS_INTRINSICS = (
-    Header.of(
-        "ig_intr_md",
-        "resubmit_flag:1 _pad1:1 packet_version:2 _pad2:3 ingress_port:9 ingress_mac_tstamp:48",
-    ),
-    Header.of("ig_prsr_md", _FROM_PARSER),
-    Header.of(
-        "ig_dprsr_md",
-        f"drop_ctl:3 digest_type:3 resubmit_type:3 {_MIRROR.format('')} "
-        "pktgen:1 pktgen_address:14 pktgen_length:10",
-    ),
-    Header.of(
-        "ig_tm_md",
-        "ucast_egress_port:9 bypass_egress:1 deflect_on_drop:1 ingress_cos:3 qid:7 icos_for_copy_to_cpu:3 "
-        "copy_to_cpu:1 packet_color:2 disable_ucast_cutthru:1 enable_mcast_cutthru:1 "
-        "mcast_grp_a:16 mcast_grp_b:16 level1_mcast_hash:13 level2_mcast_hash:13 "
-        "level1_exclusion_id:16 level2_exclusion_id:9 rid:16",
-    ),
-)
-EGRESS_INTRINSICS = (
-    Header.of(
-        "eg_intr_md",
-        "_pad0:7 egress_port:9 _pad1:5 enq_qdepth:19 _pad2:6 enq_congest_stat:2 enq_tstamp:32 "
-        "_pad3:5 deq_qdepth:19 _pad4:6 deq_congest_stat:2 app_pool_congest_stat:8 deq_timedelta:32 "
-        "egress_rid:16 _pad5:7 egress_rid_first:1 _pad6:1 egress_qid:7 _pad7:5 egress_cos:3 "
-        "_pad8:7 deflection_flag:1 pkt_length:16 _pad9:8",
-    ),
-    Header.of("eg_prsr_md", _FROM_PARSER),
-    Header.of("eg_dprsr_md", f"drop_ctl:3 {_MIRROR.format('coalesce_flush:1 coalesce_length:7')}"),
-    Header.of("eg_oport_md", "capture_tstamp_on_tx:1 update_delay_on_tx:1"),
-)
-
-
-def object_hash(name: str) -> int:
-    """Return the low 24 bits of Bob Jenkins' one-at-a-time hash of a name, the tail of BF-Runtime ids."""
-    value = 0
-    for byte in name.encode():
-        value = (value + byte) * 1025 & 0xFFFFFFFF  # value += byte; value += value << 10
-        value ^= value >> 6
-    value = value * 9 & 0xFFFFFFFF
-    value ^= value >> 11
-    return value * 32769 & 0xFFFFFF
-
-
-def _id(prefix: int, name: str) -> int:
-    return prefix << 24 | object_hash(name)
-
 
 def table_id(name: str) -> int:
     """Return the id of a match table from its full name, e.g. ``pipe.Ingress.job_params``."""
-    return _id(MATCH_TABLE, name)
+    return object_id(MATCH_TABLE, name)
 
 
 def action_id(name: str) -> int:
     """Return the id of an action from its name without pipe prefix, e.g. ``Ingress.set_params``."""
-    return _id(ACTION, name)
+    return object_id(ACTION, name)
 
 
 def bfrt_json(sizes: Sizes | None = None) -> Json:
@@ -148,74 +97,7 @@ def _tables(program: Program) -> Iterator[Json]:
         yield _register(pipe, register)
     for counter in program.counters:
         yield _counter(pipe, counter)
-    yield from _snapshots(program)
-    yield _port_metadata(pipe)
-    yield _debug_counters()
-
-
-# ---------------------------------------------------------------------------------------- building blocks
-
-
-def _bytes(width: int) -> Json:
-    return {"type": "bytes", "width": width}
-
-
-def _value(kind: str, default: bool | int | str | None = None, choices: Iterable[str] = ()) -> Json:
-    value: Json = {"type": kind}
-    if chosen := list(choices):
-        value["choices"] = chosen
-    if default is not None:
-        value["default_value"] = default
-    return value
-
-
-def _table(
-    name: str,
-    id_: int,
-    kind: str,
-    size: int,
-    *,
-    key: list[Json],
-    data: list[Json],
-    depends_on: Iterable[int] = (),
-    operations: Iterable[str] = (),
-    attributes: Iterable[str] = (),
-    annotated: bool = True,
-    extra: Mapping[str, Any] | None = None,
-) -> Json:
-    table: Json = {"name": name, "id": id_, "table_type": kind, "size": size}
-    if annotated:
-        table["annotations"] = []
-    table |= {"depends_on": list(depends_on)}
-    table |= extra or {}
-    table |= {"key": key, "data": data}
-    return table | {"supported_operations": list(operations), "attributes": list(attributes)}
-
-
-def _key(
-    id_: int, name: str, type_: Json, match: str = "Exact", *, mandatory: bool = True, is_slice: bool = False
-) -> Json:
-    return {
-        "id": id_,
-        "name": name,
-        "repeated": False,
-        "annotations": [{"name": "isFieldSlice", "value": "true"}] if is_slice else [],
-        "mandatory": mandatory,
-        "match_type": match,
-        "type": type_,
-    }
-
-
-def _field(id_: int, name: str, type_: Json, *, repeated: bool = False) -> Json:
-    return {"id": id_, "name": name, "repeated": repeated, "annotations": [], "type": type_}
-
-
-def _container(id_: int, name: str, fields: list[Json]) -> Json:
-    return {"id": id_, "name": name, "repeated": True, "annotations": [], "container": fields}
-
-
-def _single(field: Json, *, mandatory: bool = False, read_only: bool = False) -> Json:
-    return {"mandatory": mandatory, "read_only": read_only, "singleton": field}
+    yield from debug_tables(program)
 
 
 # ---------------------------------------------------------------------------------------- match tables
@@ -240,7 +122,7 @@ def _action_spec(action: Action, *, default_only: bool = False) -> Json:
         "action_scope": "DefaultOnly" if default_only else "TableAndDefault",
         "annotations": [{"name": "@defaultonly"}] if default_only else [],
         "data": [
-            _action_data(number, param.name, _bytes(param.width), mandatory=True)
+            _action_data(number, param.name, bytes_type(param.width), mandatory=True)
             for number, param in enumerate(action.params, 1)
         ],
     }
@@ -252,11 +134,13 @@ def _action_specs(actions: Iterable[Action]) -> list[Json]:
 
 def _match_keys(keys: Iterable[Key], *, priority: bool) -> list[Json]:
     fields = [
-        _key(number, key.name, _bytes(key.width), key.match.value, mandatory=False, is_slice=key.is_slice)
+        key_json(
+            number, key.name, bytes_type(key.width), key.match.value, mandatory=False, is_slice=key.is_slice
+        )
         for number, key in enumerate(keys, 1)
     ]
     if priority:
-        fields.append(_key(MATCH_PRIORITY, "$MATCH_PRIORITY", _value("uint32"), mandatory=False))
+        fields.append(key_json(MATCH_PRIORITY, "$MATCH_PRIORITY", scalar_type("uint32"), mandatory=False))
     return fields
 
 
@@ -276,15 +160,15 @@ def _match_table(program: Program, table: Table) -> Json:
         kind = "MatchAction_Indirect_Selector"
         selector = program.selector(table.selector)
         depends_on = [
-            _id(SELECTOR, f"{program.pipe}.{selector.name}"),
-            _id(ACTION_PROFILE, f"{program.pipe}.{selector.profile}"),
+            object_id(SELECTOR, f"{program.pipe}.{selector.name}"),
+            object_id(ACTION_PROFILE, f"{program.pipe}.{selector.profile}"),
         ]
         choice = [
-            _field(ACTION_MEMBER, "$ACTION_MEMBER_ID", _value("uint32")),
-            _field(SELECTOR_GROUP, "$SELECTOR_GROUP_ID", _value("uint32")),
+            field_json(ACTION_MEMBER, "$ACTION_MEMBER_ID", scalar_type("uint32")),
+            field_json(SELECTOR_GROUP, "$SELECTOR_GROUP_ID", scalar_type("uint32")),
         ]
         data = [{"mandatory": True, "read_only": False, "oneof": choice}]
-    return _table(
+    return table_json(
         name,
         table_id(name),
         kind,
@@ -302,12 +186,12 @@ def _match_table(program: Program, table: Table) -> Json:
 
 def _action_profile(pipe: str, profile: ActionProfile) -> Json:
     name = f"{pipe}.{profile.name}"
-    return _table(
+    return table_json(
         name,
-        _id(ACTION_PROFILE, name),
+        object_id(ACTION_PROFILE, name),
         "Action",
         profile.size,
-        key=[_key(ACTION_MEMBER, "$ACTION_MEMBER_ID", _value("uint32"))],
+        key=[key_json(ACTION_MEMBER, "$ACTION_MEMBER_ID", scalar_type("uint32"))],
         data=[],
         extra={"action_specs": _action_specs(profile.actions)},
     )
@@ -315,31 +199,31 @@ def _action_profile(pipe: str, profile: ActionProfile) -> Json:
 
 def _selector(pipe: str, selector: ActionSelector) -> Iterator[Json]:
     name = f"{pipe}.{selector.name}"
-    yield _table(
+    yield table_json(
         name,
-        _id(SELECTOR, name),
+        object_id(SELECTOR, name),
         "Selector",
         selector.groups,
-        key=[_key(SELECTOR_GROUP, "$SELECTOR_GROUP_ID", _value("uint32"))],
+        key=[key_json(SELECTOR_GROUP, "$SELECTOR_GROUP_ID", scalar_type("uint32"))],
         data=[
-            _single(_field(ACTION_MEMBER, "$ACTION_MEMBER_ID", _value("uint32"), repeated=True)),
-            _single(_field(65564, "$ACTION_MEMBER_STATUS", _value("bool"), repeated=True)),
-            _single(_field(65565, "$MAX_GROUP_SIZE", _value("uint32", selector.max_group_size))),
-            _single(_field(65566, "$ADT_OFFSET", _value("uint32", 0xDEADBEEF))),
+            single_json(field_json(ACTION_MEMBER, "$ACTION_MEMBER_ID", scalar_type("uint32"), repeated=True)),
+            single_json(field_json(65564, "$ACTION_MEMBER_STATUS", scalar_type("bool"), repeated=True)),
+            single_json(field_json(65565, "$MAX_GROUP_SIZE", scalar_type("uint32", selector.max_group_size))),
+            single_json(field_json(65566, "$ADT_OFFSET", scalar_type("uint32", 0xDEADBEEF))),
         ],
-        depends_on=[_id(ACTION_PROFILE, f"{pipe}.{selector.profile}")],
+        depends_on=[object_id(ACTION_PROFILE, f"{pipe}.{selector.profile}")],
     )
-    yield _table(
+    yield table_json(
         f"{name}_get_member",
-        _id(GET_MEMBER, name),
+        object_id(GET_MEMBER, name),
         "SelectorGetMember",
         1,
         key=[
-            _key(65563, "$SELECTOR_GROUP_ID", _value("uint64")),
-            _key(65583, "hash_value", _value("uint64")),
+            key_json(65563, "$SELECTOR_GROUP_ID", scalar_type("uint64")),
+            key_json(65583, "hash_value", scalar_type("uint64")),
         ],
-        data=[_single(_field(65562, "$ACTION_MEMBER_ID", _value("uint64")))],
-        depends_on=[_id(SELECTOR, name)],
+        data=[single_json(field_json(65562, "$ACTION_MEMBER_ID", scalar_type("uint64")))],
+        depends_on=[object_id(SELECTOR, name)],
     )
 
 
@@ -348,43 +232,43 @@ def _selector(pipe: str, selector: ActionSelector) -> Iterator[Json]:
 
 def _hash(pipe: str, hash_: Hash) -> Iterator[Json]:
     name = f"{pipe}.{hash_.name}"
-    configure = _id(HASH_CONFIGURE, name)
-    yield _table(
+    configure = object_id(HASH_CONFIGURE, name)
+    yield table_json(
         f"{name}.algorithm",
-        _id(HASH_ALGORITHM, name),
+        object_id(HASH_ALGORITHM, name),
         "DynHashAlgorithm",
         1,
         key=[],
         data=[
-            _single(_field(65577, "rotate", _value("uint32", 0))),
-            _single(_field(65578, "seed", _value("uint32", 0))),
-            _single(_field(65579, "msb", _value("bool", False))),
-            _single(_field(65580, "extend", _value("bool", False))),
+            single_json(field_json(65577, "rotate", scalar_type("uint32", 0))),
+            single_json(field_json(65578, "seed", scalar_type("uint32", 0))),
+            single_json(field_json(65579, "msb", scalar_type("bool", False))),
+            single_json(field_json(65580, "extend", scalar_type("bool", False))),
         ],
         depends_on=[configure],
         extra={"action_specs": _algorithms()},
     )
-    yield _table(
+    yield table_json(
         f"{name}.configure",
         configure,
         "DynHashConfigure",
         1,
         key=[],
         data=[
-            _single(_container(number, source.name, _hash_input(source.width)))
+            single_json(container_json(number, source.name, _hash_input(source.width)))
             for number, source in enumerate(hash_.inputs, 1)
         ],
     )
-    compute = _table(
+    compute = table_json(
         f"{name}.compute",
-        _id(HASH_COMPUTE, name),
+        object_id(HASH_COMPUTE, name),
         "DynHashCompute",
         1,
         key=[
-            _key(number, source.name, _bytes(source.width), mandatory=False)
+            key_json(number, source.name, bytes_type(source.width), mandatory=False)
             for number, source in enumerate(hash_.inputs, 1)
         ],
-        data=[_single(_field(65583, "hash_value", _bytes(hash_.width)), read_only=True)],
+        data=[single_json(field_json(65583, "hash_value", bytes_type(hash_.width)), read_only=True)],
         depends_on=[configure],
     )
     yield compute | {"read_only": True}
@@ -392,9 +276,9 @@ def _hash(pipe: str, hash_: Hash) -> Iterator[Json]:
 
 def _hash_input(width: int) -> list[Json]:
     return [
-        _single(_field(65584, "start_bit", _value("uint64", 0))),
-        _single(_field(65585, "length", _value("uint64", width))),
-        _single(_field(65586, "order", _value("uint64")), mandatory=True),
+        single_json(field_json(65584, "start_bit", scalar_type("uint64", 0))),
+        single_json(field_json(65585, "length", scalar_type("uint64", width))),
+        single_json(field_json(65586, "order", scalar_type("uint64")), mandatory=True),
     ]
 
 
@@ -402,13 +286,13 @@ def _algorithms() -> list[Json]:
     def spec(id_: int, name: str, data: list[Json]) -> Json:
         return {"id": id_, "name": name, "action_scope": "TableAndDefault", "annotations": [], "data": data}
 
-    named = _value("string", "RANDOM", ALGORITHMS)
+    named = scalar_type("string", "RANDOM", ALGORITHMS)
     polynomial = (
-        ("reverse", _value("bool", False)),
-        ("polynomial", _value("uint64")),
-        ("init", _value("uint64", 0)),
-        ("final_xor", _value("uint64", 0)),
-        ("hash_bit_width", _value("uint64")),
+        ("reverse", scalar_type("bool", False)),
+        ("polynomial", scalar_type("uint64")),
+        ("init", scalar_type("uint64", 0)),
+        ("final_xor", scalar_type("uint64", 0)),
+        ("hash_bit_width", scalar_type("uint64")),
     )
     return [
         spec(65581, "pre_defined", [_action_data(1, "algorithm_name", named, mandatory=False)]),
@@ -430,15 +314,15 @@ def _register(pipe: str, register: Register) -> Json:
     name = f"{pipe}.{register.name}"
     data = []
     for number, field in enumerate(register.fields, 1):
-        singleton = _field(number, f"{register.name}.{field.name}", _bytes(field.width))
+        singleton = field_json(number, f"{register.name}.{field.name}", bytes_type(field.width))
         singleton["annotations"] = [{"name": "$bfrt_field_class", "value": "register_data"}]
-        data.append(_single(singleton, mandatory=True))
-    return _table(
+        data.append(single_json(singleton, mandatory=True))
+    return table_json(
         name,
-        _id(REGISTER, name),
+        object_id(REGISTER, name),
         "Register",
         register.size,
-        key=[_key(65557, "$REGISTER_INDEX", _value("uint32"))],
+        key=[key_json(65557, "$REGISTER_INDEX", scalar_type("uint32"))],
         data=data,
         operations=["Sync"],
         annotated=False,
@@ -447,152 +331,15 @@ def _register(pipe: str, register: Register) -> Json:
 
 def _counter(pipe: str, counter: Counter) -> Json:
     name = f"{pipe}.{counter.name}"
-    return _table(
+    return table_json(
         name,
-        _id(COUNTER, name),
+        object_id(COUNTER, name),
         "Counter",
         counter.size,
-        key=[_key(65556, "$COUNTER_INDEX", _value("uint32"))],
+        key=[key_json(65556, "$COUNTER_INDEX", scalar_type("uint32"))],
         data=[
-            _single(_field(65553, "$COUNTER_SPEC_BYTES", _value("uint64", 0))),
-            _single(_field(65554, "$COUNTER_SPEC_PKTS", _value("uint64", 0))),
+            single_json(field_json(65553, "$COUNTER_SPEC_BYTES", scalar_type("uint64", 0))),
+            single_json(field_json(65554, "$COUNTER_SPEC_PKTS", scalar_type("uint64", 0))),
         ],
         operations=["Sync"],
-    )
-
-
-# ---------------------------------------------------------------------------------------- debug tables
-
-
-def _snapshots(program: Program) -> Iterator[Json]:
-    """Yield the snapshot tables; field ids run on: headers, then ingress, then egress."""
-    headers = [
-        Field(f"hdr.{header.name}.{field.name}", field.width)
-        for header in program.headers
-        for field in (Field("$valid", 1), *header.fields)
-    ]
-
-    def numbered(start: int, structs: Iterable[Header]) -> list[tuple[int, Field]]:
-        fields = [Field(f"{s.name}.{field.name}", field.width) for s in structs for field in s.fields]
-        return list(enumerate(fields, start))
-
-    ingress = numbered(len(headers) + 1, (program.ingress_metadata, *INGRESS_INTRINSICS))
-    egress = numbered(ingress[-1][0] + 1, (program.egress_metadata, *EGRESS_INTRINSICS))
-    shared = list(enumerate(headers, 1))
-    name = f"{program.pipe}.snapshot"
-    gresses = {
-        "egress": (f"{program.pipe}.Egress.Egress", shared + egress),
-        "ingress": (f"{program.pipe}.Ingress.Ingress", shared + ingress),
-    }
-    yield _snapshot_cfg(name, {gress: hashed for gress, (hashed, _) in gresses.items()})
-    for gress, (hashed, fields) in gresses.items():
-        yield from _snapshot(f"{name}.{gress}", hashed, fields)
-
-
-def _snapshot_cfg(name: str, hashed: Mapping[str, str]) -> Json:
-    thread = _value("string", choices=("INGRESS", "EGRESS", "ALL"))
-    mode = _value("string", "INGRESS", ("INGRESS", "GHOST", "INGRESS_GHOST", "ANY"))
-    return _table(
-        f"{name}.cfg",
-        _id(SNAPSHOT_CFG, hashed["egress"]),
-        "SnapshotCfg",
-        STAGES,
-        key=[
-            _key(65587, "start_stage", _value("uint32", 0), mandatory=False),
-            _key(65588, "end_stage", _value("uint32", STAGES - 1), mandatory=False),
-        ],
-        data=[
-            _single(_field(65591, "timer_enable", _value("bool", False))),
-            _single(_field(65593, "timer_value_usecs", _value("uint32"))),
-            _single(_field(65600, "ingress_trigger_mode", mode)),
-            _single(_field(65620, "thread", thread), mandatory=True),
-            *(
-                _single(_field(id_, f"{gress}_capture", _value("uint32"), repeated=True), read_only=True)
-                for id_, gress in ((65621, "ingress"), (65622, "egress"), (65623, "ghost"))
-            ),
-        ],
-        depends_on=[_id(SNAPSHOT_TRIGGER, full_name) for full_name in hashed.values()],
-        annotated=False,
-    )
-
-
-def _snapshot(name: str, hashed: str, fields: list[tuple[int, Field]]) -> Iterator[Json]:
-    stage = _key(65587, "stage", _value("uint32", 0))
-    state = _value("string", choices=("PASSIVE", "ARMED", "FULL"))
-    trigger = [
-        _single(_field(65589, "enable", _value("bool", False))),
-        _single(_field(65590, "trigger_state", state, repeated=True), read_only=True),
-    ]
-    for number, field in fields:
-        trigger.append(_single(_field(number, f"trig.{field.name}", _bytes(field.width))))
-        trigger.append(_single(_field(0x8000 | number, f"trig.{field.name}_mask", _bytes(field.width))))
-    captured = [
-        _single(_field(number, field.name, _bytes(field.width)), read_only=True) for number, field in fields
-    ]
-    live = _single(_field(65619, "valid_stages", _value("uint32"), repeated=True), read_only=True)
-
-    def table(suffix: str, prefix: int, kind: str, size: int, key: Json, data: list[Json]) -> Json:
-        return _table(
-            f"{name}_{suffix}", _id(prefix, hashed), kind, size, key=[key], data=data, annotated=False
-        )
-
-    yield table("trigger", SNAPSHOT_TRIGGER, "SnapshotTrigger", STAGES, stage, trigger)
-    yield table("data", SNAPSHOT_DATA, "SnapshotData", STAGES, stage, _snapshot_status() + captured)
-    field_name = _key(65618, "field_name", _value("string"))
-    yield table("liveness", SNAPSHOT_LIVENESS, "SnapshotLiveness", 0, field_name, [live])
-
-
-def _snapshot_status() -> list[Json]:
-    def entry(id_: int, name: str, kind: str, default: bool | None = None, *, repeated: bool = False) -> Json:
-        return _single(_field(id_, name, _value(kind, default), repeated=repeated), read_only=True)
-
-    table_info = [
-        entry(65611, "table_name", "string"),
-        entry(65614, "match_hit_handle", "uint32"),
-        entry(65615, "table_hit", "bool"),
-        entry(65616, "table_inhibited", "bool"),
-        entry(65617, "table_executed", "bool"),
-    ]
-    alu_info = [entry(65612, "table_name", "string"), entry(65613, "meter_alu_operation_type", "string")]
-    return [
-        entry(65599, "prev_stage_trigger", "bool", False),
-        entry(65592, "timer_trigger", "bool", False),
-        entry(65601, "local_stage_trigger", "bool", False),
-        entry(65603, "next_table_name", "string"),
-        _single(_container(65596, "table_info", table_info), read_only=True),
-        entry(65604, "enabled_next_tables", "string", repeated=True),
-        entry(65605, "global_execute_tables", "string", repeated=True),
-        entry(65606, "enabled_global_execute_tables", "string", repeated=True),
-        entry(65607, "long_branch_tables", "string", repeated=True),
-        entry(65608, "enabled_long_branch_tables", "string", repeated=True),
-        entry(65609, "deparser_error", "bool"),
-        _single(_container(65597, "meter_alu_info", alu_info), read_only=True),
-    ]
-
-
-def _port_metadata(pipe: str) -> Json:
-    name = f"{pipe}.IgParser.$PORT_METADATA"
-    return _table(
-        name,
-        _id(PORT_METADATA, name),
-        "PortMetadata",
-        4 * PORTS_PER_PIPE,
-        key=[_key(65575, "ig_intr_md.ingress_port", _bytes(9))],
-        data=[_single(_field(65576, "$DEFAULT_FIELD", _bytes(128)))],
-    )
-
-
-def _debug_counters() -> Json:
-    kinds = ("DISABLED", "TBL_MISS", "TBL_HIT", "GW_TBL_MISS", "GW_TBL_HIT", "GW_TBL_INHIBIT")
-    return _table(
-        "tbl_dbg_counter",
-        DEBUG_COUNTER << 24,
-        "TblDbgCnt",
-        STAGES * TABLES_PER_STAGE,
-        key=[_key(65626, "tbl_name", _value("string"))],
-        data=[
-            _single(_field(65627, "type", _value("string", "TBL_HIT", kinds))),
-            _single(_field(65628, "value", _value("uint64", 0))),
-        ],
-        annotated=False,
     )
