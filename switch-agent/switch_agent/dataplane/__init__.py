@@ -28,19 +28,23 @@ if TYPE_CHECKING:
         new_registers,
         process_packet,
     )
+    from switch_agent.dataplane.reference import JobState, Packet, Verdict
 
 __all__ = [
     "PARAM_RANGES",
     "VARIANTS",
     "DataPlaneError",
+    "JobState",
     "LookupTable",
     "LookupTableError",
     "Lookups",
+    "Packet",
     "ParamEntry",
     "ParameterError",
     "Registers",
     "SymphonyParams",
     "TernaryEntry",
+    "Verdict",
     "install_lookup",
     "lookup_tables",
     "new_lookups",
@@ -60,6 +64,7 @@ _HOMES = {
         "new_registers",
         "process_packet",
     ),
+    "reference": ("JobState", "Packet", "Verdict"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -121,8 +121,8 @@ def install_lookup(
 
 @inlined
 def _int32(value: int) -> int:
-    """Truncate to 32 bits and sign-extend."""
-    return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+    """Truncate an integer of any type to 32 bits and sign-extend it."""
+    return ((int(np.int64(value)) & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
 @inlined
@@ -190,11 +190,11 @@ def process_packet(
     if not (0 <= state < regs.alpha.shape[1] and 0 <= slot < regs.flow_base.shape[1]):
         return 0
     verdict = TRACKED
-    step = _int32(sport << STEP_SHIFT) | 1
+    step = _int32(int(np.int64(sport)) << STEP_SHIFT) | 1
     now = _int32(now)
 
     # Relative PSN: a new flow or step, or an older PSN, starts anew.
-    psn_word = _int32(psn << PSN_SHIFT)
+    psn_word = _int32(int(np.int64(psn)) << PSN_SHIFT)
     sig = _int32(sig)
     base = int(regs.flow_base[row, slot])
     if regs.flow_sig[row, slot] != sig or _int32(psn_word - base) < 0:
@@ -204,13 +204,13 @@ def process_packet(
     rel = (psn_word - base) & 0xFFFFFFFF
 
     # Window.
-    expired = _int32(now + params[_NEG_WINDOW] - regs.window_start[row, state]) >= 0
+    expired = _int32(now + params[_NEG_WINDOW] - int(regs.window_start[row, state])) >= 0
     if expired:
         verdict |= EXPIRED
         regs.window_start[row, state] = now
 
     # step_min and step_max; the relation is taken against the old step_min.
-    distance = _int32(step - regs.steps_mn[row, state])
+    distance = _int32(step - int(regs.steps_mn[row, state]))
     ahead = distance > 0
     lag = False
     if is_last:
@@ -220,7 +220,7 @@ def process_packet(
         lag = True
         verdict |= LAG
         regs.steps_mn[row, state] = step
-    if _int32(step - regs.steps_mx[row, state]) > 0:
+    if _int32(step - int(regs.steps_mx[row, state])) > 0:
         regs.steps_mx[row, state] = step
 
     # psn_rec; only a packet ahead inside a window reads it.
@@ -253,8 +253,8 @@ def process_packet(
         regs.score[row, state] = _int32(delta)
         regs.count[row, state] = 1
     else:
-        regs.score[row, state] = _int32(regs.score[row, state] + delta)
-        regs.count[row, state] = _int32(regs.count[row, state] + np.int64(1))
+        regs.score[row, state] = _int32(int(regs.score[row, state]) + delta)
+        regs.count[row, state] = _int32(int(regs.count[row, state]) + 1)
 
     if warm and rnd < mark_threshold(lut, lut_row, params, rel, rec, alpha):
         verdict |= MARK
