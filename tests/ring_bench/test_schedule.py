@@ -28,7 +28,7 @@ def test_chunks_of_all_rings_tile_the_buffer_without_gap_or_overlap(schedule: Ri
 
 @given(schedules)
 def test_running_the_steps_leaves_every_contribution_everywhere_once(schedule: RingSchedule) -> None:
-    """Carry sets of contributing ranks instead of numbers: the end state must be {each rank once} for each chunk."""
+    """Carry sets of contributing ranks instead of numbers: in the end each chunk holds each rank once."""
     ranks = schedule.ranks
     for ring in range(schedule.rings):
         holds = {(rank, chunk): Counter({rank: 1}) for rank in range(ranks) for chunk in range(ranks)}
@@ -82,7 +82,7 @@ def test_more_ranks_than_elements_gives_empty_chunks() -> None:
 
 @pytest.mark.parametrize(("count", "ranks", "rings"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
 def test_impossible_shapes_are_refused(count: int, ranks: int, rings: int) -> None:
-    with pytest.raises(ValueError, match="AllReduce|ring"):
+    with pytest.raises(ValueError, match=r"AllReduce|ring"):
         RingSchedule(count, ranks, rings)
 
 

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves behind: the models of the JSON result, its schema, and writing it safely.
+
+The schema is published as ``docs/ring-bench.schema.json`` (a test keeps it equal to these models). "results"
+holds nothing that depends on wall-clock time: on the twin, equal seeds give equal bytes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from ring_bench.errors import ResultWriteError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Failure",
+    "Overlap",
+    "Parameters",
+    "Percentiles",
+    "RunResult",
+    "SizeResult",
+    "Totals",
+    "Versions",
+    "json_schema",
+    "percentiles",
+    "write_result",
+]
+
+SCHEMA_VERSION = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Percentiles(_Model):
+    """Nearest-rank percentiles of a sample, in the unit of the field's name."""
+
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+class Overlap(_Model):
+    """Degree of step overlap over all rings and ranks of the job."""
+
+    max: int
+    mean: float = Field(description="time-weighted, from the first post to the last completion of the size")
+
+
+class SizeResult(_Model):
+    """One row of the table: one message size of one cycle, timed iterations only."""
+
+    cycle: int = Field(description="0 .. run_cycles - 1")
+    size_bytes: int = Field(description="bytes of the AllReduce on the wire's scale (payload_scale included)")
+    count: int = Field(description="elements, on the same scale")
+    type: str
+    redop: str
+    root: int = Field(-1, description="always -1: an AllReduce has no root")
+    time_us: float | None = Field(
+        description="time of one iteration: first post to last completion over all timed iterations of "
+        "a group, divided by their number, mean over the groups; null when no time passed (one rank)"
+    )
+    algbw_gbps: float | None = Field(description="size / time in GB/s (10^9 bytes per second), as nccl-tests")
+    busbw_gbps: float | None = Field(description="algbw x 2(N-1)/N, N = ranks of a group, in GB/s")
+    wrong: int | None = Field(description="elements with a wrong value, all ranks; null when check is 0")
+    iterations: int = Field(description="timed iterations that every covered rank completed")
+    cct_us: Percentiles | None = Field(
+        description="collective completion time per group and iteration: first post to last completion"
+    )
+    step_us: Percentiles | None = Field(description="sender's first post to receiver's completion of a step")
+    step_overlap: Overlap | None
+    cct_ns: list[list[int]] = Field(description="the samples behind cct_us: [group][iteration]")
+
+
+class Parameters(_Model):
+    """The options of the run, as they were used."""
+
+    world: int
+    split: str | None
+    rings: int
+    minbytes: int
+    maxbytes: int
+    stepbytes: int | None
+    stepfactor: int | None
+    iters: int
+    warmup_iters: int
+    run_cycles: int
+    check: int
+    datatype: str
+    op: str
+    slots: int
+    job_tag: int
+    step_bits: int
+    segment_bytes: int
+    mtu: int
+    traffic_class: int
+    payload_scale: int
+    seed: int
+
+
+class Versions(_Model):
+    """What ran."""
+
+    ring_bench: str
+    python: str
+    numpy: str
+
+
+class Failure(_Model):
+    """The first failure of a run that did not end well."""
+
+    kind: str
+    message: str
+    rank: int | None = None
+    host: str | None = None
+    step: int | None = None
+    status: str | None = None
+
+
+class Totals(_Model):
+    """Over all sizes."""
+
+    wrong: int | None
+    avg_busbw_gbps: float | None
+    step_overlap_max: int | None
+
+
+class RunResult(_Model):
+    """The whole file."""
+
+    schema_version: Literal[1] = 1
+    complete: bool = Field(description="false: the run failed or was stopped; results hold what was finished")
+    failure: Failure | None
+    job: str
+    provider: str
+    clock: Literal["twin", "monotonic"] = Field(description="twin: virtual nanoseconds")
+    preset: str | None = Field(description="parameter preset of the fabric, where it has one")
+    tagging: Literal["per-step", "retag", "static"]
+    tagging_mechanism: str = Field(description="how the UDP source port got its value")
+    qp_mode: Literal["per-step", "persistent"]
+    release_rule: Literal["in-order", "independent", "count"]
+    hosts: list[str] = Field(description="host of each world rank; empty string where not known")
+    ranks_covered: list[int] = Field(description="world ranks whose records went into this file")
+    groups: list[list[int]] = Field(description="world ranks of each group in ring order")
+    steps_total: int = Field(description="steps of every ring, warm-up included; the step index runs on")
+    parameters: Parameters
+    versions: Versions
+    fabric: dict[str, JsonValue] = Field(description="what the fabric says about itself")
+    started_unix_s: float
+    wall_s: float
+    results: list[SizeResult]
+    totals: Totals
+
+
+def percentiles(samples: list[float]) -> Percentiles | None:
+    """Give nearest-rank p50, p95, p99 and the largest of a sample; None of an empty one."""
+    if not samples:
+        return None
+    ordered = sorted(samples)
+
+    def rank(percent: int) -> float:
+        return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+    return Percentiles(p50=rank(50), p95=rank(95), p99=rank(99), max=ordered[-1])
+
+
+def json_schema() -> dict[str, Any]:
+    """Give the JSON schema (draft 2020-12) of the result file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "ring-bench.schema.json",
+        **RunResult.model_json_schema(mode="serialization"),
+    }
+
+
+def write_result(result: RunResult, path: Path) -> None:
+    """Write the result: into a temporary file beside it, to disk, then renamed over the old one.
+
+    Raises:
+        ResultWriteError: The folder is missing or not writable, the disk is full. The old file is untouched.
+    """
+    text = json.dumps(result.model_dump(mode="json"), sort_keys=True, indent=2, allow_nan=False) + "\n"
+    temporary: str | None = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise ResultWriteError(
+            f"the result could not be written to {path}: {error.strerror or error}; "
+            "the table above stands, give -J another place"
+        ) from error
