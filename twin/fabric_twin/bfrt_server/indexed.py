@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers and counters: arrays of the data plane, seen through the driver's shadow copy.
+
+A read with ``from_hw`` (or a Sync operation) fetches from the device and refreshes the shadow; any other
+read answers from the shadow, however old it is.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from switch_agent import bfrt_proto as p
+
+from fabric_twin.bfrt_server import codec
+from fabric_twin.bfrt_server.backend import SwitchBackend
+from fabric_twin.bfrt_server.codec import invalid
+from fabric_twin.bfrt_server.schema import DataSpec, TableSpec
+from fabric_twin.bfrt_server.tables import ALL_PIPES, Change, Table
+from fabric_twin.bfrt_server.wire import EntryTemplate, big_endian
+
+__all__ = ["CounterTable", "RegisterTable"]
+
+Values = NDArray[Any]
+REGISTER_WIDTHS = (1, 8, 16, 32, 64, 128)
+
+
+class _IndexedTable(Table):
+    """What registers and counters share: the index key, the shadow, reading, clearing."""
+
+    sync_words: tuple[str, ...]
+
+    def __init__(self, spec: TableSpec, backend: SwitchBackend) -> None:
+        super().__init__(spec)
+        self.backend = backend
+        self.name = spec.short_name
+        self._key = next(iter(spec.key.values()))
+        self._templates: dict[tuple[int, ...], EntryTemplate] = {}
+
+    @abstractmethod
+    def sync(self, index: int | None = None) -> None:
+        """Shadow := device, for one index or for all."""
+
+    @abstractmethod
+    def columns(self, spec: DataSpec, pipes: slice, indexes: slice) -> list[Values]:
+        """Shadow values [n] of one field: one array per DataField that a read shows."""
+
+    @abstractmethod
+    def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
+        """Set one index, device and shadow; returns the undo."""
+
+    @abstractmethod
+    def clear(self) -> Callable[[], None]:
+        """Everything back to the initial value, device and shadow; returns the undo."""
+
+    @property
+    def scopable(self) -> bool:
+        """Entry scope works here although the bf-rt.json does not list it."""
+        return True
+
+    def set_single_scope(self, single: bool) -> None:
+        """Values are per pipe anyway; SINGLE also lets requests name one pipe."""
+        self.single_scope = single
+
+    def operate(self, operation: str) -> None:
+        """Sync: fetch everything from the device into the shadow."""
+        if operation not in self.sync_words:
+            super().operate(operation)
+        self.sync()
+
+    def write(self, kind: p.Update.Type, entry: p.TableEntry, target: p.TargetDevice) -> Change:
+        """INSERT, MODIFY and INSERT_OR_MODIFY all set one index; DELETE without key clears all."""
+        self.pipes(target, self.backend.num_pipes)
+        if entry.is_default_entry:
+            raise self.unsupported("has no default entry")
+        keyed = entry.WhichOneof("value") is not None
+        if kind == p.Update.DELETE and not keyed:
+            return Change(self.clear())
+        if kind not in (p.Update.INSERT, p.Update.MODIFY, p.Update.INSERT_OR_MODIFY):
+            raise self.unsupported(f"does not support {p.Update.Type.Name(kind)} of an index")
+        if not keyed or not entry.HasField("data"):
+            raise invalid(f"table {self.spec.name}: {p.Update.Type.Name(kind)} needs index and data;")
+        _, given = codec.decode_data(self.spec, entry.data)
+        values = {name.rpartition(".")[2]: value for name, value in given.items() if isinstance(value, int)}
+        modified = kind == p.Update.INSERT_OR_MODIFY
+        return Change(self.write_index(self._index(entry), values, target), modified=modified)
+
+    def read(self, entry: p.TableEntry, target: p.TargetDevice) -> bytes:
+        """One index, or all of them."""
+        pipes = self.pipes(target, self.backend.num_pipes)
+        if entry.is_default_entry:
+            raise self.unsupported("has no default entry")
+        keyed = entry.WhichOneof("value") is not None
+        index = self._index(entry) if keyed else None
+        if entry.table_flags.from_hw or entry.table_read_flag.from_hw:
+            self.sync(index)
+        indexes = slice(0, self.spec.size) if index is None else slice(index, index + 1)
+        specs = self._wanted(entry)
+        columns = [(spec, column) for spec in specs for column in self.columns(spec, pipes, indexes)]
+        template = self._template(tuple(spec.id for spec, _ in columns), [spec for spec, _ in columns])
+        keys = np.arange(indexes.start, indexes.stop, dtype=np.uint64)
+        streams = [big_endian(keys, self._key.type.num_bytes)]
+        streams += [big_endian(column, spec.type.num_bytes) for spec, column in columns]
+        return template.fill(streams)
+
+    def _index(self, entry: p.TableEntry) -> int:
+        if entry.WhichOneof("value") == "handle_id":
+            raise self.unsupported("has no entry handles")
+        values, _ = codec.decode_key(self.spec, entry.key)
+        index = values[self._key.name]
+        if not isinstance(index, int) or index >= self.spec.size:
+            raise invalid(f"table {self.spec.name}: index {index} is not in 0..{self.spec.size - 1};")
+        return index
+
+    def _wanted(self, entry: p.TableEntry) -> Sequence[DataSpec]:
+        if entry.table_flags.key_only or entry.table_read_flag.key_only:
+            return ()
+        if not entry.data.fields:
+            return tuple(self.spec.data.values())
+        unknown = [field.field_id for field in entry.data.fields if field.field_id not in self.spec.data]
+        if unknown:
+            raise invalid(f"table {self.spec.name} has no data field with id {unknown[0]};")
+        return [self.spec.data[field.field_id] for field in entry.data.fields]
+
+    def _template(self, shape: tuple[int, ...], specs: Sequence[DataSpec]) -> EntryTemplate:
+        if shape not in self._templates:
+
+            def build(parts: Sequence[bytes]) -> p.TableEntry:
+                entry = p.TableEntry(table_id=self.spec.id)
+                entry.key.fields.add(field_id=self._key.id).exact.value = parts[0]
+                entry.data.SetInParent()
+                for spec, part in zip(specs, parts[1:], strict=True):
+                    entry.data.fields.add(field_id=spec.id, stream=part)
+                return entry
+
+            widths = [self._key.type.num_bytes, *(spec.type.num_bytes for spec in specs)]
+            self._templates[shape] = EntryTemplate(build, widths)
+        return self._templates[shape]
+
+
+class RegisterTable(_IndexedTable):
+    """A register array: a read shows each field once per pipe, all pipes of the first field first."""
+
+    sync_words = ("Sync", "SyncRegisters")
+
+    def __init__(self, spec: TableSpec, backend: SwitchBackend) -> None:
+        super().__init__(spec, backend)
+        shape = (backend.num_pipes, spec.size)
+        self._shadow: dict[str, Values] = {
+            _field(data): np.zeros(shape, dtype=np.uint64 if data.type.width <= 64 else object)
+            for data in spec.data.values()
+        }
+        self.sync()
+
+    def sync(self, index: int | None = None) -> None:
+        """Shadow := device."""
+        if index is None:
+            for field, values in self.backend.read_registers(self.name).items():
+                self._shadow[field][:] = values
+        else:
+            for field, per_pipe in self.backend.read_register(self.name, index).items():
+                self._shadow[field][:, index] = per_pipe
+
+    def columns(self, spec: DataSpec, pipes: slice, indexes: slice) -> list[Values]:
+        """One array per pipe."""
+        if spec.type.width not in REGISTER_WIDTHS:
+            raise invalid(f"table {self.spec.name}: fields of {spec.type.width} bits cannot be read;")
+        return list(self._shadow[_field(spec)][pipes, indexes])
+
+    def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
+        """All fields of one index, in one pipe or in all."""
+        pipe = None if target.pipe_id == ALL_PIPES else target.pipe_id
+        old = self.backend.read_register(self.name, index)
+        self._set(index, values, pipe)
+
+        def undo() -> None:
+            for number in range(self.backend.num_pipes):
+                self._set(index, {field: per_pipe[number] for field, per_pipe in old.items()}, number)
+
+        return undo
+
+    def _set(self, index: int, values: dict[str, int], pipe: int | None) -> None:
+        self.backend.write_register(self.name, index, values, pipe)
+        for field, value in values.items():
+            self._shadow[field][slice(None) if pipe is None else pipe, index] = value
+
+    def clear(self) -> Callable[[], None]:
+        """All indexes of all pipes back to the program's initial value."""
+        old = {field: values.copy() for field, values in self.backend.read_registers(self.name).items()}
+        self.reset()
+
+        def undo() -> None:
+            now = self.backend.read_registers(self.name)
+            changed = np.argwhere(np.any([old[field] != now[field] for field in old], axis=0))
+            for pipe, index in changed.tolist():
+                self._set(index, {field: int(values[pipe, index]) for field, values in old.items()}, pipe)
+
+        return undo
+
+    def reset(self) -> None:
+        """Device and shadow to the initial value."""
+        self.backend.clear_register(self.name)
+        self.sync()
+
+
+class CounterTable(_IndexedTable):
+    """A packet and byte counter: the driver adds up the pipes that a request is for."""
+
+    sync_words = ("Sync", "SyncCounters")
+    _axis = {"$COUNTER_SPEC_PKTS": 0, "$COUNTER_SPEC_BYTES": 1}
+
+    def __init__(self, spec: TableSpec, backend: SwitchBackend) -> None:
+        super().__init__(spec, backend)
+        self._shadow: Values = np.zeros((backend.num_pipes, spec.size, 2), dtype=np.uint64)
+        self.sync()
+
+    def sync(self, index: int | None = None) -> None:
+        """Shadow := device."""
+        if index is None:
+            self._shadow[:] = self.backend.read_counters(self.name)
+        else:
+            self._shadow[:, index] = self.backend.read_counter(self.name, index)
+
+    def columns(self, spec: DataSpec, pipes: slice, indexes: slice) -> list[Values]:
+        """One array: the sum over the pipes."""
+        total: Values = self._shadow[pipes, indexes, self._axis[spec.name]].sum(axis=0, dtype=np.uint64)
+        return [total]
+
+    def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
+        """Set both counts (0 unless given); only for all pipes together."""
+        if target.pipe_id != ALL_PIPES:
+            raise self.unsupported("can be written for all pipes (pipe_id 0xffff) only")
+        packets, octets = np.sum(self.backend.read_counter(self.name, index), axis=0, dtype=np.uint64).tolist()
+        self._set(index, values.get("$COUNTER_SPEC_PKTS", 0), values.get("$COUNTER_SPEC_BYTES", 0))
+        return lambda: self._set(index, packets, octets)
+
+    def _set(self, index: int, packets: int, octets: int) -> None:
+        self.backend.write_counter(self.name, index, packets, octets)
+        self.sync(index)
+
+    def clear(self) -> Callable[[], None]:
+        """All counts of all indexes to 0."""
+        totals = self.backend.read_counters(self.name).sum(axis=0, dtype=np.uint64)
+        used = [(int(index), *totals[index].tolist()) for index in np.flatnonzero(totals.any(axis=1))]
+        for index, _, _ in used:
+            self._set(index, 0, 0)
+        self.sync()
+
+        def undo() -> None:
+            for index, packets, octets in used:
+                self._set(index, packets, octets)
+
+        return undo
+
+    def reset(self) -> None:
+        """Device and shadow to 0."""
+        self.clear()
+
+
+def _field(spec: DataSpec) -> str:
+    """The backend's name of a register field: "mn" of "Ingress.steps.mn"."""
+    return spec.name.rpartition(".")[2]
