@@ -76,8 +76,8 @@ class FixedTableSource(Protocol):
 class MemoryBackend:
     """A switch that keeps what it is told, for tests of control planes.
 
-    ``registers[name][field]`` is an array [num_pipes, size] and ``counters[name]`` one of [num_pipes, size, 2]:
-    poke values in, as packets would. ``tables[name]`` is the last snapshot of a table.
+    ``registers[name][field]`` is an array [num_pipes, size], ``counters[name]`` one of [num_pipes, size, 2]: poke
+    values in, as packets would. ``tables[name]`` is the last snapshot of a table.
     """
 
     def __init__(self, program: P4Program, *, name: str = "memory", num_pipes: int = 4) -> None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from switch_agent import bfrt_proto as p
-
 from fabric_twin.bfrt_server.schema import ActionSpec, DataSpec, KeySpec, TableSpec, ValueType
 from fabric_twin.bfrt_server.status import BfError, BfStatus
+from switch_agent import bfrt_proto as p
 
 __all__ = [
     "PRIORITY",
@@ -49,7 +48,7 @@ def invalid(message: str) -> BfError:
 def int_from_stream(where: str, stream: bytes, kind: ValueType) -> int:
     """Decode one integer; INVALID_ARG unless it has the field's exact size and bit range."""
     if len(stream) != kind.num_bytes:
-        raise invalid(f"{where}: {len(stream)} bytes given, the {kind.width}-bit field takes {kind.num_bytes};")
+        raise invalid(f"{where}: {len(stream)} bytes given, {kind.width} bits take {kind.num_bytes};")
     value = int.from_bytes(stream, "big")
     if value >> kind.width:
         raise invalid(f"{where}: {value:#x} does not fit in {kind.width} bits;")

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from switch_agent import bfrt_proto as p
 
 from fabric_twin.bfrt_server import codec
 from fabric_twin.bfrt_server.backend import SwitchBackend
@@ -21,11 +20,13 @@ from fabric_twin.bfrt_server.codec import invalid
 from fabric_twin.bfrt_server.schema import DataSpec, TableSpec
 from fabric_twin.bfrt_server.tables import ALL_PIPES, Change, Table
 from fabric_twin.bfrt_server.wire import EntryTemplate, big_endian
+from switch_agent import bfrt_proto as p
 
 __all__ = ["CounterTable", "RegisterTable"]
 
 Values = NDArray[Any]
 REGISTER_WIDTHS = (1, 8, 16, 32, 64, 128)
+AXIS = {"$COUNTER_SPEC_PKTS": 0, "$COUNTER_SPEC_BYTES": 1}
 
 
 class _IndexedTable(Table):
@@ -210,7 +211,6 @@ class CounterTable(_IndexedTable):
     """A packet and byte counter: the driver adds up the pipes that a request is for."""
 
     sync_words = ("Sync", "SyncCounters")
-    _axis = {"$COUNTER_SPEC_PKTS": 0, "$COUNTER_SPEC_BYTES": 1}
 
     def __init__(self, spec: TableSpec, backend: SwitchBackend) -> None:
         super().__init__(spec, backend)
@@ -226,14 +226,15 @@ class CounterTable(_IndexedTable):
 
     def columns(self, spec: DataSpec, pipes: slice, indexes: slice) -> list[Values]:
         """One array: the sum over the pipes."""
-        total: Values = self._shadow[pipes, indexes, self._axis[spec.name]].sum(axis=0, dtype=np.uint64)
+        total: Values = self._shadow[pipes, indexes, AXIS[spec.name]].sum(axis=0, dtype=np.uint64)
         return [total]
 
     def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
         """Set both counts (0 unless given); only for all pipes together."""
         if target.pipe_id != ALL_PIPES:
             raise self.unsupported("can be written for all pipes (pipe_id 0xffff) only")
-        packets, octets = np.sum(self.backend.read_counter(self.name, index), axis=0, dtype=np.uint64).tolist()
+        per_pipe = self.backend.read_counter(self.name, index)
+        packets, octets = sum(pair[0] for pair in per_pipe), sum(pair[1] for pair in per_pipe)
         self._set(index, values.get("$COUNTER_SPEC_PKTS", 0), values.get("$COUNTER_SPEC_BYTES", 0))
         return lambda: self._set(index, packets, octets)
 

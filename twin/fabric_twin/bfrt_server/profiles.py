@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from switch_agent import bfrt_proto as p
-
 from fabric_twin.bfrt_server.codec import DataValue, invalid
 from fabric_twin.bfrt_server.schema import TableSpec
 from fabric_twin.bfrt_server.status import BfError, BfStatus
 from fabric_twin.bfrt_server.tables import EntryTable, InstalledEntry, Table
+from switch_agent import bfrt_proto as p
 
 __all__ = ["GROUP", "MEMBER", "STATUS", "ActionProfile", "Selector"]
 
@@ -88,7 +87,7 @@ class Selector(_Referenced):
             raise BfError(BfStatus.NO_SPACE, f"{where}: {len(members)} members, {MAX_SIZE} is {limit};")
         for member in members:
             if self._profile is not None and not self._profile.has(int(member)):
-                raise BfError(BfStatus.OBJECT_NOT_FOUND, f"{where}: {self._profile.spec.name} has no {member};")
+                raise BfError(BfStatus.OBJECT_NOT_FOUND, f"{where}: there is no member {member};")
 
     def increment(
         self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool

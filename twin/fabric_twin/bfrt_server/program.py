@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from switch_agent.dataplane import program as description
-from switch_agent.dataplane.schema import program_json
-
 from fabric_twin.bfrt_server.codec import DataValue, KeyValue
 from fabric_twin.bfrt_server.schema import Info
 from fabric_twin.bfrt_server.tables import InstalledEntry
+from switch_agent.dataplane import program as description
+from switch_agent.dataplane.schema import program_json
 
 __all__ = ["P4Program"]
 
@@ -21,8 +20,8 @@ class P4Program:
     """A program to load.
 
     ``defaults`` maps a match table's full name to (action, data) of a miss, ``const_entries`` to its constant
-    entries, ``register_initial`` a register's short name to its initial value: the P4 text says these, a bf-rt.json
-    does not. ``context`` and ``binary`` are what GetForwardingPipelineConfig shows as context.json and
+    entries, ``register_initial`` a register's short name to its initial value: the P4 text says these, a
+    bf-rt.json does not. ``context`` and ``binary`` are what GetForwardingPipelineConfig shows as context.json and
     tofino2.bin.
     """
 
@@ -43,7 +42,7 @@ class P4Program:
             info=Info(program_json(program)),
             defaults={prefix + t.name: (t.default_action, dict(t.default_data)) for t in program.tables},
             const_entries={prefix + t.name: _const_entries(t) for t in program.tables if t.const_entries},
-            register_initial={register.name.rpartition(".")[2]: register.initial for register in program.registers},
+            register_initial={r.name.rpartition(".")[2]: r.initial for r in program.registers},
         )
 
 

@@ -125,8 +125,8 @@ def _common_data(where: str, nodes: Iterable[Json]) -> dict[int, DataSpec]:
     specs: dict[int, DataSpec] = {}
     for number, node in enumerate(nodes):
         if "oneof" in node:
-            alternatives = node["oneof"]
-            specs |= {int(alt["id"]): _data_spec(where, alt, outer=node, choice=number) for alt in alternatives}
+            choices = [_data_spec(where, alt, outer=node, choice=number) for alt in node["oneof"]]
+            specs |= {spec.id: spec for spec in choices}
         else:
             specs[int(node["singleton"]["id"])] = _data_spec(where, node["singleton"], outer=node)
     return specs
@@ -134,7 +134,8 @@ def _common_data(where: str, nodes: Iterable[Json]) -> dict[int, DataSpec]:
 
 def _action_spec(where: str, node: Json) -> ActionSpec:
     data = {int(param["id"]): _data_spec(where, param) for param in node.get("data", ())}
-    return ActionSpec(int(node["id"]), str(node["name"]), str(node.get("action_scope", "TableAndDefault")), data)
+    scope = str(node.get("action_scope", "TableAndDefault"))
+    return ActionSpec(int(node["id"]), str(node["name"]), scope, data)
 
 
 def _key_spec(where: str, node: Json) -> KeySpec:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 import grpc
+
 from switch_agent import bfrt_proto as p
 
 __all__ = ["DETAILS_KEY", "BfError", "BfStatus", "nested_details", "ok_error", "update_error"]

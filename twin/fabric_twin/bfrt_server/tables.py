@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from switch_agent import bfrt_proto as p
-
 from fabric_twin.bfrt_server import codec
 from fabric_twin.bfrt_server.codec import PRIORITY, DataValue, Identity, KeyValue, invalid
 from fabric_twin.bfrt_server.schema import ActionSpec, DataSpec, TableSpec
 from fabric_twin.bfrt_server.status import BfError, BfStatus
+from switch_agent import bfrt_proto as p
 
 __all__ = ["ALL_PIPES", "Change", "EntryTable", "InstalledEntry", "MatchTable", "Table", "TableSnapshot"]
 
@@ -81,7 +80,7 @@ class Table(ABC):
     def reset(self) -> None:
         """Back to the state after the program was loaded."""
 
-    def link(self, tables: Mapping[int, Table]) -> None:
+    def link(self, tables: Mapping[int, Table]) -> None:  # noqa: B027  # most tables refer to no other
         """Called once when all tables of the program exist, for references between them."""
 
     def usage(self) -> int:
@@ -221,7 +220,9 @@ class EntryTable(Table):
     def check_unused(self, entry: InstalledEntry) -> None:
         """Refuse to delete an entry that others refer to."""
 
-    def increment(self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool) -> dict[str, DataValue]:
+    def increment(
+        self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool
+    ) -> dict[str, DataValue]:
         """The data after MODIFY_INC."""
         raise self.unsupported("does not support MODIFY_INC")
 
@@ -241,8 +242,8 @@ class EntryTable(Table):
         if action is not None and action.scope == "DefaultOnly":
             raise invalid(f"table {self.spec.name}: action {action.name} is for the default entry only;")
         if kind == p.Update.MODIFY_INC and old is not None:
-            remove = entry.table_flags.mod_del or entry.table_mod_inc_flag.type == p.TableModIncFlag.MOD_INC_DELETE
-            data = self.increment(old, given, remove=remove)
+            deprecated = entry.table_mod_inc_flag.type == p.TableModIncFlag.MOD_INC_DELETE
+            data = self.increment(old, given, remove=entry.table_flags.mod_del or deprecated)
         else:
             data = self._merge(old, action, given, entry.table_flags)
         new = InstalledEntry(
@@ -255,11 +256,12 @@ class EntryTable(Table):
         self.check(new)
         if old is None:
             if len(self._rows) >= self._capacity(self.spec):
-                raise BfError(BfStatus.NO_SPACE, f"table {self.spec.name} is full ({len(self._rows)} entries);")
+                raise BfError(BfStatus.NO_SPACE, f"table {self.spec.name} is full ({len(self._rows)});")
             self._put(identity, new)
             return Change(lambda: self._drop(identity))
         self._rows[identity] = new
-        return Change(lambda: self._rows.__setitem__(identity, old), modified=kind == p.Update.INSERT_OR_MODIFY)
+        modified = kind == p.Update.INSERT_OR_MODIFY
+        return Change(lambda: self._rows.__setitem__(identity, old), modified)
 
     def _merge(
         self,
@@ -268,8 +270,8 @@ class EntryTable(Table):
         given: Mapping[str, DataValue],
         flags: p.TableFlags,
     ) -> dict[str, DataValue]:
-        specs = codec.specs_of(self.spec, action).values()
-        data = {s.name: codec.default_value(s) for s in specs if s.choice is None and s.type.kind != "container"}
+        plain = [s for s in codec.specs_of(self.spec, action).values() if s.choice is None]
+        data = {s.name: codec.default_value(s) for s in plain if s.type.kind != "container"}
         if old is not None:
             drop = (STATS if flags.reset_stats else ()) + (IDLE if flags.reset_ttl else ())
             common = [s.name for s in self.spec.data.values() if s.choice is None and s.name not in drop]
@@ -335,7 +337,7 @@ class EntryTable(Table):
         if entry.WhichOneof("value") == "handle_id":
             identity = self._by_handle.get(entry.handle_id)
             if identity is None:
-                raise BfError(BfStatus.OBJECT_NOT_FOUND, f"table {self.spec.name}: no entry {entry.handle_id};")
+                raise BfError(BfStatus.OBJECT_NOT_FOUND, f"table {self.spec.name}: unknown handle;")
             return identity, self._key_values(self._rows[identity])
         values, identity = codec.decode_key(self.spec, entry.key)
         return identity, values

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from switch_agent import bfrt_proto as p
 
 __all__ = ["EntryTemplate", "big_endian"]
