@@ -19,7 +19,7 @@ _OPTIONS: dict[str, Any] = {"cache": True, "_nrt": False}
 
 def inner(function: _F) -> _F:
     """Compile a function that the loop calls."""
-    compiled: _F = njit(**_OPTIONS)(function)
+    compiled: _F = njit(forceinline=True, **_OPTIONS)(function)
     return compiled
 
 
