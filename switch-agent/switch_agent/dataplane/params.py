@@ -94,7 +94,7 @@ def _check(field: str, value: object) -> None:
     unit = f" ({allowed.unit})" if allowed.unit else ""
     raise ParameterError(
         f"Symphony parameter {field} = {value!r} is not allowed: "
-        f"give {noun} from {allowed.low:g} to {allowed.high:.10g}{unit}"
+        f"give {noun} from {allowed.low:.10g} to {allowed.high:.10g}{unit}"
     )
 
 

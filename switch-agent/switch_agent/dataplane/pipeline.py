@@ -5,8 +5,9 @@
 twin's switches and replay call it from their own ``@njit`` loops. Numba widens int32 arithmetic to 64 bits,
 so each sum and difference that must wrap goes through ``_int32``; all values are carried as int64.
 
-A caller that caches its own compiled code (``cache=True``) keeps a copy of these functions in it: numba does
-not notice changes here, so remove the caller's cache (``__pycache__/*.nb?``) after editing this module.
+Numba's cache notices changes of a function's own file only. A compiled loop that is cached (``cache=True``)
+keeps a copy of these functions, and these keep copies of the constants they import: after editing any module
+of this package remove the caches (``__pycache__/*.nb[ci]``). Tests compile their loops without a cache.
 """
 
 from __future__ import annotations
