@@ -146,10 +146,11 @@ def test_other_sizes_change_sizes_and_nothing_else() -> None:
     }
 
 
-def test_flow_slots_must_be_a_power_of_two() -> None:
+@pytest.mark.parametrize("slots", [0, 1, 10000])
+def test_flow_slots_must_be_a_power_of_two(slots: int) -> None:
     """A hash indexes the slots: other sizes are refused."""
     with pytest.raises(ValueError, match="power of two"):
-        Sizes(n_flow=10000)
+        Sizes(n_flow=slots)
 
 
 def test_set_params_carries_the_ten_integers_of_the_parameter_module() -> None:
