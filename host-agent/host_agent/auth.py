@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bearer token: when one is needed, and comparing it without telling how much of it was right."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from pathlib import Path
+
+from host_agent.errors import BadInputError, UnauthorizedError
+
+__all__ = ["TOKEN_VARIABLE", "TokenGate", "bearer", "is_loopback", "load_token"]
+
+TOKEN_VARIABLE = "HOST_AGENT_TOKEN"  # noqa: S105  (a variable's name, no secret)
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach an address that host-agent listens on."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def load_token(path: Path | None) -> str | None:
+    """The token of --token-file, else of $HOST_AGENT_TOKEN, else none. Raises BadInputError for an unusable
+    file.
+    """
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadInputError(f"cannot read the token file {path}: {error.strerror}") from error
+    if len(token) < 16:
+        raise BadInputError(
+            f"the token in {path} is shorter than 16 characters; make one with `openssl rand -hex 16`"
+        )
+    return token
+
+
+def bearer(header: str | None) -> str | None:
+    """The token of an Authorization header, if it has one."""
+    scheme, _, token = (header or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+class TokenGate:
+    """Lets state changes through: always without a token set, else only with that token."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    @property
+    def needed(self) -> bool:
+        """State changes need a token."""
+        return self._token is not None
+
+    def check(self, given: str | None) -> None:
+        """Raises UnauthorizedError unless `given` is the token, or none is needed."""
+        if self._token is None:
+            return
+        if given is None:
+            raise UnauthorizedError(
+                "this needs host-agent's token: send the header `Authorization: Bearer <token>`"
+            )
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise UnauthorizedError("the token is wrong; host-agent's is in its --token-file")

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`host-agent serve` runs the service; `host-agent jobs ...` is a thin client of its REST interface.
+
+Exit codes: 0 fine, 1 the request failed, 2 wrong usage or start-up refused. One clear line on stderr;
+tracebacks only with --debug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import httpx
+import uvicorn
+
+from host_agent.app import create_app
+from host_agent.auth import TOKEN_VARIABLE, is_loopback, load_token
+from host_agent.errors import BadInputError, HostAgentError
+from host_agent.hub import Hub
+from host_agent.store import Store, default_state_dir
+from host_agent.testbed import load_testbed
+
+__all__ = ["main"]
+
+DEFAULT_LISTEN: Final = "127.0.0.1:9400"
+GRACEFUL_S: Final = 5
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that tells the hub about the signal at once, before it waits for connections to close."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGINT or SIGTERM: streams end and benchmarks stop while uvicorn drains."""
+        self._on_signal()
+        super().handle_exit(sig, frame)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script `host-agent`."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except HostAgentError as error:
+        if arguments.debug:
+            raise
+        print(f"host-agent: {error.detail}", file=sys.stderr)
+        return 1 if isinstance(error, _RequestError) else 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="host-agent", description="Jobs, figures and the live page of the testbed."
+    )
+    parser.add_argument("--debug", action="store_true", help="full tracebacks and verbose logs")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the service")
+    serve.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="default %(default)s")
+    serve.add_argument(
+        "--testbed", type=Path, default=Path("testbed.yaml"), metavar="FILE", help="default %(default)s"
+    )
+    serve.add_argument("--token-file", type=Path, metavar="FILE", help=f"bearer token (or {TOKEN_VARIABLE})")
+    serve.add_argument(
+        "--state-dir", type=Path, metavar="DIR", help="jobs and results (default: XDG state folder)"
+    )
+    serve.add_argument(
+        "--url", metavar="URL", help="address under which ranks reach this service (default: --listen)"
+    )
+    serve.add_argument(
+        "--ring-bench", metavar="PROGRAM", help="benchmark to start (default: ring-bench beside Python)"
+    )
+    serve.set_defaults(run=_serve)
+
+    jobs = commands.add_parser("jobs", help="list, start, stop and switch jobs of a running service")
+    jobs.add_argument(
+        "--server", default=f"http://{DEFAULT_LISTEN}", metavar="URL", help="default %(default)s"
+    )
+    jobs.add_argument("--token-file", type=Path, metavar="FILE", help=f"bearer token (or {TOKEN_VARIABLE})")
+    jobs.add_argument("--json", action="store_true", help="print the service's answer as it is")
+    actions = jobs.add_subparsers(required=True, metavar="ACTION")
+    actions.add_parser("list", help="all jobs").set_defaults(run=_jobs_list)
+    for name, text, run in (
+        ("show", "one job in full", _jobs_show),
+        ("stop", "end a job", _jobs_stop),
+        ("delete", "end a job and forget it", _jobs_delete),
+    ):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("job", type=int)
+        action.set_defaults(run=run)
+    _add_start(actions.add_parser("start", help="start a benchmark on the twin, or register a job"))
+    _add_symphony(actions.add_parser("symphony", help="switch Symphony on or off, or change its settings"))
+    return parser
+
+
+def _add_start(start: argparse.ArgumentParser) -> None:
+    start.add_argument("name")
+    start.add_argument("--world", type=int, help="number of ranks (default: every host)")
+    start.add_argument("--register-only", action="store_true", help="somebody else starts the ranks")
+    start.add_argument("--size", default="32M", help="bytes per rank (default %(default)s)")
+    start.add_argument("--iterations", type=int, default=20)
+    start.add_argument("--rings", type=int, default=1)
+    start.add_argument("--split", metavar='"MOD n"', help="groups of ranks, as NCCL_TESTS_SPLIT")
+    start.add_argument("--tagging", choices=["per-step", "retag", "static"], default="per-step")
+    start.add_argument("--release", choices=["in-order", "independent", "count"], default="in-order")
+    start.add_argument("--payload-scale", type=int, default=1)
+    start.add_argument("--seed", type=int)
+    start.add_argument("--symphony", choices=["off", "paper", "refined"], default="off")
+    start.add_argument(
+        "--wait", action="store_true", help="until the job has ended; exit 1 unless it finished"
+    )
+    start.set_defaults(run=_jobs_start)
+
+
+def _add_symphony(symphony: argparse.ArgumentParser) -> None:
+    symphony.add_argument("job", type=int)
+    symphony.add_argument("switch", choices=["on", "off"])
+    symphony.add_argument("--variant", choices=["paper", "refined"])
+    symphony.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="k, tau, window_us, gate ... (repeatable)",
+    )
+    symphony.set_defaults(run=_jobs_symphony)
+
+
+# -- serve
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    host, port = _address(arguments.listen)
+    token = load_token(arguments.token_file)
+    if not is_loopback(host) and token is None:
+        raise BadInputError(
+            f"--listen {arguments.listen} can be reached from other machines: give --token-file "
+            f"(or {TOKEN_VARIABLE}), or listen on 127.0.0.1"
+        )
+    if os.environ.get("WEB_CONCURRENCY", "1") != "1":
+        raise BadInputError("WEB_CONCURRENCY is set: host-agent keeps its state in one process; unset it")
+    testbed = load_testbed(arguments.testbed)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.debug else logging.INFO,
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # After its graceful end uvicorn raises the signal again: exit with a code instead of dying of it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    listener = _bind(host, port)
+    with listener:
+        asyncio.run(_serve_on(listener, arguments, host, token, testbed))
+    return 0
+
+
+async def _serve_on(
+    listener: socket.socket, arguments: argparse.Namespace, host: str, token: str | None, testbed: Any
+) -> None:
+    from host_agent.page import (
+        attach_page,
+    )  # NiceGUI takes a second to import: the client commands do without
+
+    port = listener.getsockname()[1]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    url = arguments.url or f"http://{reachable}:{port}"
+    store = Store((arguments.state_dir or default_state_dir()).resolve())
+    hub = Hub(testbed, store, url=url, ring_bench=arguments.ring_bench)
+    app = create_app(hub, token=token, local_only=is_loopback(host))
+    attach_page(app, hub)
+    config = uvicorn.Config(
+        app,
+        workers=1,
+        log_level="debug" if arguments.debug else "warning",
+        log_config=None,
+        timeout_graceful_shutdown=GRACEFUL_S,
+        timeout_keep_alive=30,
+    )
+    loop = asyncio.get_running_loop()
+    server = _Server(config, lambda: loop.call_soon_threadsafe(hub.begin_shutdown) and None)
+    logging.getLogger("host_agent").info(
+        "listening on %s (testbed %s, page at %s/)", arguments.listen, testbed.name, url
+    )
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        hub.kill_processes()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise BadInputError(f"--listen {text!r} is no HOST:PORT, like {DEFAULT_LISTEN}")
+    return host.strip("[]"), int(port)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot listen on {host}:{port}: {error.strerror}; is another host-agent running there? "
+            "Choose another --listen"
+        ) from error
+    return listener
+
+
+# -- jobs
+
+
+def _call(arguments: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    token = load_token(arguments.token_file)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = httpx.request(
+            method, arguments.server.rstrip("/") + path, json=body, headers=headers, timeout=60
+        )
+    except httpx.HTTPError as error:
+        raise _RequestError(
+            f"no host-agent answers at {arguments.server}: {error}; start `host-agent serve`"
+        ) from error
+    content = answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
+    if answer.is_error:
+        detail = content.get("detail") if isinstance(content, dict) else answer.text[:200]
+        raise _RequestError(f"{method} {path}: {answer.status_code}: {detail}")
+    return content
+
+
+class _RequestError(HostAgentError):
+    """The service said no (its own words are in the detail), or there is none."""
+
+
+def _jobs_list(arguments: argparse.Namespace) -> int:
+    answer = _call(arguments, "GET", "/api/v1/jobs")
+    if arguments.json:
+        return _print_json(answer)
+    print(f"{'id':>4}  {'name':<24} {'state':<10} {'ranks':>5}  symphony")
+    for job in answer["jobs"]:
+        symphony = job["variant"] if job["enabled"] else "off"
+        print(f"{job['id']:>4}  {job['name']:<24} {job['state']:<10} {job['world']:>5}  {symphony}")
+    return 0
+
+
+def _jobs_show(arguments: argparse.Namespace) -> int:
+    return _print_job(arguments, _call(arguments, "GET", f"/api/v1/jobs/{arguments.job}"))
+
+
+def _jobs_stop(arguments: argparse.Namespace) -> int:
+    return _print_job(arguments, _call(arguments, "POST", f"/api/v1/jobs/{arguments.job}/stop"))
+
+
+def _jobs_delete(arguments: argparse.Namespace) -> int:
+    _call(arguments, "DELETE", f"/api/v1/jobs/{arguments.job}")
+    return 0
+
+
+def _jobs_start(arguments: argparse.Namespace) -> int:
+    body: dict[str, Any] = {
+        "name": arguments.name,
+        "provider": "external" if arguments.register_only else "twin",
+        "symphony": {"enabled": arguments.symphony != "off"},
+    }
+    if arguments.symphony != "off":
+        body["symphony"]["variant"] = arguments.symphony
+    if arguments.world is not None:
+        body["world"] = arguments.world
+    if arguments.seed is not None:
+        body["seed"] = arguments.seed
+    if not arguments.register_only:
+        body["bench"] = {
+            "size": arguments.size,
+            "iterations": arguments.iterations,
+            "rings": arguments.rings,
+            "split": arguments.split,
+            "tagging": arguments.tagging,
+            "release": arguments.release,
+            "payload_scale": arguments.payload_scale,
+        }
+    job = _call(arguments, "POST", "/api/v1/jobs", body)
+    while arguments.wait and job["state"] in ("registered", "running"):
+        time.sleep(0.5)
+        job = _call(arguments, "GET", f"/api/v1/jobs/{job['id']}")
+    _print_job(arguments, job)
+    if job["state"] == "failed":
+        print(f"host-agent: job {job['id']} failed: {job['error']}", file=sys.stderr)
+    return 1 if job["state"] == "failed" or (arguments.wait and job["state"] != "finished") else 0
+
+
+def _jobs_symphony(arguments: argparse.Namespace) -> int:
+    change: dict[str, Any] = {"enabled": arguments.switch == "on"}
+    if arguments.variant:
+        change["variant"] = arguments.variant
+    for item in arguments.set:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise BadInputError(f"--set {item!r} is no NAME=VALUE, like k=0.02")
+        try:
+            change[name] = json.loads(value)
+        except ValueError:
+            change[name] = value
+    return _print_job(arguments, _call(arguments, "PATCH", f"/api/v1/jobs/{arguments.job}/symphony", change))
+
+
+def _print_json(answer: Any) -> int:
+    print(json.dumps(answer, indent=1))
+    return 0
+
+
+def _print_job(arguments: argparse.Namespace, job: dict[str, Any]) -> int:
+    if arguments.json:
+        return _print_json(job)
+    kind = f"{job['provider']}, {job['world']} ranks, job_tag {job['job_tag']}"
+    rows = {
+        "job": f"{job['id']} {job['name']} ({kind})",
+        "state": job["state"] + (f": {job['error']}" if job["error"] else ""),
+        "symphony": f"{'on' if job['enabled'] else 'off'} ({job['variant']})",
+        "step overlap": f"max {job['overlap']['max']}, mean {job['overlap']['mean']:.2f}",
+        "CCT": _cct_text(job["cct"]),
+        "marks": f"symphony {job['marks']['symphony']}, queue {job['marks']['queue']}",
+    }
+    for switch, view in job["switches"].items():
+        rows[f"switch {switch}"] = view["error"] or "ok"
+    if "reporting" in job:
+        rows["events to"] = job["reporting"]["url"]
+        rows["token"] = f"{job['reporting']['token']}  (SYMPHONY_EVENTS_TOKEN of the ranks; shown once)"
+    for name, value in rows.items():
+        print(f"{name:<14} {value}")
+    return 0
+
+
+def _cct_text(cct: dict[str, Any]) -> str:
+    if cct["p50_s"] is None:
+        return "none yet"
+    return f"p50 {cct['p50_s'] * 1e3:.3f} ms, p99 {cct['p99_s'] * 1e3:.3f} ms over {cct['collectives']}"

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything host-agent can refuse or fail at.
+
+    HostAgentError                     500 internal
+    ├── BadInputError                  422 bad_input          the request contradicts itself or the testbed
+    │   └── TestbedError               (start-up)             testbed.yaml is missing or wrong
+    ├── UnauthorizedError              401 unauthorized       no token, or a wrong one
+    ├── UnknownJobError                404 unknown_job
+    ├── ResultNotReadyError            404 result_not_ready
+    ├── ConflictError                  409 conflict           the job is in no state for that
+    │   └── CapacityError              409 capacity           no free Job_ID, job_tag or place
+    ├── PayloadTooLargeError           413 payload_too_large
+    ├── SwitchError                    502 switch_error
+    │   ├── SwitchRefusedError         502 switch_refused     the agent answered, and said no
+    │   ├── SwitchUnreachableError     503 switch_unreachable nobody answered
+    │   └── PartialUpdateError         502 partial_update     some switches took it, some did not
+    ├── StreamLimitError               503 stream_limit       too many open event streams
+    └── StorageError                   507 storage            the state folder cannot be written
+
+Each carries the HTTP status and the `code` that REST answers use: {"detail": str, "code": str, ...}.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "BadInputError",
+    "CapacityError",
+    "ConflictError",
+    "HostAgentError",
+    "PartialUpdateError",
+    "PayloadTooLargeError",
+    "ResultNotReadyError",
+    "StorageError",
+    "StreamLimitError",
+    "SwitchError",
+    "SwitchRefusedError",
+    "SwitchUnreachableError",
+    "TestbedError",
+    "UnauthorizedError",
+    "UnknownJobError",
+]
+
+
+class HostAgentError(Exception):
+    """Root of the tree. `extra` is merged into the REST answer beside "detail" and "code"."""
+
+    status = 500
+    code = "internal"
+
+    def __init__(self, detail: str, **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.extra = extra
+
+
+class BadInputError(HostAgentError):
+    """The request is well-formed but cannot be meant."""
+
+    status = 422
+    code = "bad_input"
+
+
+class TestbedError(BadInputError):
+    """testbed.yaml cannot be read or contradicts itself."""
+
+    __test__ = False  # not a test class, whatever its name suggests to pytest
+    code = "testbed"
+
+
+class UnauthorizedError(HostAgentError):
+    """A state change without the right bearer token."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class UnknownJobError(HostAgentError):
+    """No job has this id (never had, was deleted, or was evicted)."""
+
+    status = 404
+    code = "unknown_job"
+
+
+class ResultNotReadyError(HostAgentError):
+    """The job has not reported a result (yet)."""
+
+    status = 404
+    code = "result_not_ready"
+
+
+class ConflictError(HostAgentError):
+    """The job's state does not allow the request."""
+
+    status = 409
+    code = "conflict"
+
+
+class CapacityError(ConflictError):
+    """Nothing free: Job_IDs, job_tags or places in the job list."""
+
+    code = "capacity"
+
+
+class PayloadTooLargeError(HostAgentError):
+    """A request body beyond the documented bound."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class SwitchError(HostAgentError):
+    """A switch agent did not do what was asked; `switch` names it."""
+
+    status = 502
+    code = "switch_error"
+
+
+class SwitchRefusedError(SwitchError):
+    """The switch agent answered with an error, or read back something else than was asked."""
+
+    code = "switch_refused"
+
+
+class SwitchUnreachableError(SwitchError):
+    """The switch agent did not answer within the retries."""
+
+    status = 503
+    code = "switch_unreachable"
+
+
+class PartialUpdateError(SwitchError):
+    """Some switches changed and others did not; `switches` says which and why."""
+
+    code = "partial_update"
+
+
+class StreamLimitError(HostAgentError):
+    """The bound on open event streams is reached."""
+
+    status = 503
+    code = "stream_limit"
+
+
+class StorageError(HostAgentError):
+    """The state folder cannot be written (full disk, permissions)."""
+
+    status = 507
+    code = "storage"

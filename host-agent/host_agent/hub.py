@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What host-agent does: start and stop jobs, switch Symphony, collect figures. REST and the live page both
+call this.
+
+One asyncio loop, one process. State changes of a job run under its lock; a job's identity (Job_ID, job_tag)
+stays reserved until the switches have let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from host_agent.errors import (
+    BadInputError,
+    ConflictError,
+    HostAgentError,
+    PartialUpdateError,
+    ResultNotReadyError,
+    StorageError,
+    SwitchError,
+    SwitchRefusedError,
+    SwitchUnreachableError,
+    UnauthorizedError,
+)
+from host_agent.jobs import Job, JobList, Toggle
+from host_agent.launcher import BenchProcess, bench_command, end_leftover, find_program, tail
+from host_agent.models import EventBatch, JobRequest, JobState, SymphonySettings
+from host_agent.placement import flows_by_switch
+from host_agent.store import Store
+from host_agent.switches import SwitchClient, each
+from host_agent.testbed import SwitchEntry, Testbed
+
+__all__ = ["CollectorStatus", "Hub"]
+
+POLL_S: Final = 0.5
+"""How often the switch agents are asked for new samples."""
+DRAIN_S: Final = 0.2
+"""Wait after a job's end for its last register samples."""
+SHUTDOWN_S: Final = 3.0
+"""Time that processes and switches get at shutdown (uvicorn's own limit is 5 s)."""
+SECRETS: Final = ("HOST_AGENT_TOKEN", "SWITCH_AGENT_TOKEN")
+
+log = logging.getLogger("host_agent")
+
+
+@dataclass
+class CollectorStatus:
+    """Whether the last poll of one switch agent worked."""
+
+    success: bool | None = None
+    last_success_unix_s: float | None = None
+    error: str | None = None
+
+
+class Hub:
+    """The service behind REST and page. `start` and `close` bracket its life on one running loop."""
+
+    def __init__(
+        self,
+        testbed: Testbed,
+        store: Store,
+        *,
+        url: str = "http://127.0.0.1:9400",
+        ring_bench: str | None = None,
+        poll_s: float = POLL_S,
+        client_factory: Callable[[SwitchEntry], SwitchClient] = SwitchClient,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.testbed = testbed
+        self.store = store
+        self.url = url.rstrip("/")
+        self.jobs = JobList()
+        self.stopping = asyncio.Event()
+        """Set when host-agent is told to end: streams watch it."""
+        self.collectors = {switch.name: CollectorStatus() for switch in testbed.switches}
+        self._switches = {switch.name: client_factory(switch) for switch in testbed.switches}
+        self._ring_bench = ring_bench
+        self._poll_s = poll_s
+        self._environment = dict(os.environ if environment is None else environment)
+        self._allocation = asyncio.Lock()
+        self._watchers: dict[int, asyncio.Task[None]] = {}
+        self._pollers: list[asyncio.Task[None]] = []
+        self._twin = httpx.AsyncClient(base_url=testbed.twin.http, timeout=1.0) if testbed.twin else None
+
+    # -- life
+
+    async def start(self) -> None:
+        """Pick up what an earlier host-agent left, and begin to collect."""
+        for job in self.store.active_jobs():
+            await self._resume(job)
+        self._pollers = [asyncio.create_task(self._poll(client)) for client in self._switches.values()]
+
+    def begin_shutdown(self) -> None:
+        """From now on streams end and running benchmarks are told to stop. Safe to call twice."""
+        self.stopping.set()
+        for job in self.jobs:
+            if job.process is not None:
+                job.process.terminate()
+
+    def kill_processes(self) -> None:
+        """Last resort, without waiting: SIGKILL to every process group that was started here."""
+        for job in self.jobs:
+            if job.process is not None:
+                job.process.kill()
+
+    async def close(self) -> None:
+        """End every job that was started here; registered jobs stay on the switches. Nothing is deleted on
+        disk.
+        """
+        self.begin_shutdown()
+        for task in self._pollers:
+            task.cancel()
+        await asyncio.gather(*self._pollers, return_exceptions=True)
+        running = [job for job in self.jobs if job.process is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_S):
+                await asyncio.gather(*(self.stop(job.id) for job in running), return_exceptions=True)
+        self.kill_processes()
+        for watcher in list(self._watchers.values()):
+            watcher.cancel()
+        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in self._switches.values()))
+        if self._twin is not None:
+            await self._twin.aclose()
+
+    async def _resume(self, job: Job) -> None:
+        end_leftover(job.folder, log.warning)
+        unknown = [name for name in job.flows if name not in self._switches]
+        if job.request.bench is None and not unknown:
+            job.state = "registered"
+            self.jobs.add(job)
+            log.info("job %d (%s) is registered from before", job.id, job.name)
+            return
+        job.state = "failed"
+        job.error = "host-agent ended while this job ran"
+        job.ended_unix_s = time.time()
+        self.jobs.add(job)
+        self._save(job)
+        job.on_switches = True
+        self._watchers[job.id] = asyncio.create_task(self._release(job))
+
+    # -- jobs
+
+    async def create(self, request: JobRequest) -> Job:
+        """Register a job on its switches and, if it has a benchmark, start that.
+
+        Raises BadInputError, ConflictError, CapacityError, StorageError, or SwitchRefusedError /
+        SwitchUnreachableError after having taken back what other switches had accepted. A benchmark that
+        cannot be started is no error here: the job is there, with state "failed" and the reason.
+        """
+        hosts = self.testbed.pick(request.hosts, request.world)
+        if request.bench is not None and self.testbed.twin is None:
+            raise BadInputError(
+                f"testbed {self.testbed.name!r} has no twin to run on; start the ranks yourself and register "
+                'the job without "bench"'
+            )
+        flows = flows_by_switch(hosts, request.bench)
+        async with self._allocation:
+            held, failed = await each(self._chosen(flows), SwitchClient.jobs)
+            if failed:
+                raise _first(failed)
+            known = {job.id for job in self.jobs if job.active}
+            foreign = [
+                entry for entries in held.values() for entry in entries if entry.get("job_id") not in known
+            ]
+            job_id, tag = self.jobs.allocate(
+                request.name,
+                {entry["job_id"] for entry in foreign},
+                {entry["job_tag"] for entry in foreign if "job_tag" in entry},
+            )
+            job = Job(
+                id=job_id,
+                tag=tag,
+                request=request,
+                hosts=hosts,
+                flows=flows,
+                folder=self.store.new_folder(job_id, request.name),
+                symphony={"enabled": False, "variant": "paper", **request.symphony.sent()},
+            )
+            self.jobs.add(job)
+        try:
+            self.store.save(job)
+            await self._install(job)
+        except BaseException as error:
+            job.state, job.error, job.ended_unix_s = "failed", str(error), time.time()
+            job.on_switches = False
+            with contextlib.suppress(StorageError):
+                self.store.save(job)
+            self.jobs.remove(job)
+            raise
+        if request.bench is not None:
+            await self._launch(job)
+        job.touch()
+        log.info(
+            "job %d (%s): %s on switches %s", job.id, job.name, job.state, ", ".join(job.flows) or "none"
+        )
+        return job
+
+    async def stop(self, job_id: int) -> Job:
+        """End a job: its process group, then its entries on the switches. An ended job is left as it is."""
+        job = self.jobs.get(job_id)
+        if job.ended:
+            if watcher := self._watchers.get(job_id):
+                await asyncio.shield(watcher)
+            return job
+        if job.process is not None:
+            job.stop_requested = True
+            await job.process.stop()
+            if watcher := self._watchers.get(job_id):
+                await asyncio.shield(watcher)
+        else:
+            await self._end(job, "stopped")
+        return job
+
+    async def delete(self, job_id: int) -> None:
+        """Stop a job and forget it; its files stay."""
+        job = await self.stop(job_id)
+        self.jobs.remove(job)
+
+    def events_url(self, job: Job) -> str:
+        """Where the ranks of a job report to."""
+        return f"{self.url}/api/v1/jobs/{job.id}/events"
+
+    def testbed_view(self) -> dict[str, Any]:
+        """The testbed and how the last poll of each switch agent went."""
+        return {
+            "name": self.testbed.name,
+            "preset": self.testbed.preset,
+            "switches": [
+                {"name": switch.name, "url": switch.url, **vars(self.collectors[switch.name])}
+                for switch in self.testbed.switches
+            ],
+            "hosts": [host.model_dump() for host in self.testbed.hosts],
+            "twin": self.testbed.twin.model_dump(mode="json") if self.testbed.twin else None,
+        }
+
+    def result(self, job_id: int) -> dict[str, Any]:
+        """The job's result (ring-bench's JSON). Raises ResultNotReadyError."""
+        job = self.jobs.get(job_id)
+        result = job.result or job.recorder.result
+        if result is None:
+            raise ResultNotReadyError(
+                f"job {job_id} ({job.name}) is {job.state} and has no result", state=job.state
+            )
+        return result
+
+    def ingest(self, job_id: int, token: str | None, batch: EventBatch) -> None:
+        """Take a report of a job's ranks, who prove themselves with the job's own token."""
+        job = self.jobs.get(job_id)
+        if token is None or not hmac.compare_digest(token.encode(), job.events_token.encode()):
+            raise UnauthorizedError(
+                f"events of job {job_id} need its token (environment SYMPHONY_EVENTS_TOKEN of the ranks)"
+            )
+        job.recorder.ingest(batch)
+        if job.process is None and not job.ended:
+            job.started_unix_s = job.started_unix_s or time.time()
+            job.state = "running" if batch.result is None else "registered"
+        job.touch()
+
+    async def set_symphony(self, job_id: int, settings: SymphonySettings) -> Job:
+        """Change a job's Symphony settings on all its switches at once; returns when all have read them back.
+
+        Raises ConflictError for an ended job, PartialUpdateError when some switches took it and some did not,
+        SwitchUnreachableError or SwitchRefusedError when none did. Repeating a change is fine.
+        """
+        job = self.jobs.get(job_id)
+        change = settings.sent()
+        async with job.lock:
+            if job.ended:
+                raise ConflictError(
+                    f"job {job_id} ({job.name}) is {job.state}: there is nothing left to switch"
+                )
+            before = await self._now_ns(job)
+            done, failed = await each(self._chosen(job.flows), lambda client: _patch(client, job_id, change))
+            after = await self._now_ns(job)
+            job.switch_states.update(done)
+            for name in done:
+                job.switch_errors.pop(name, None)
+            job.switch_errors.update({name: error.detail for name, error in failed.items()})
+            if done or not failed:
+                job.symphony = {**job.symphony, **change}
+                moment = (before, after) if before is not None and after is not None else None
+                job.toggles.append(Toggle(time.time(), moment, job.enabled, job.variant, not failed))
+                self._save(job)
+            job.touch()
+        if not failed:
+            log.info(
+                "job %d (%s): Symphony %s (%s)", job.id, job.name, "on" if job.enabled else "off", job.variant
+            )
+            return job
+        if not done and len({type(error) for error in failed.values()}) == 1:
+            raise _first(failed)
+        raise PartialUpdateError(
+            f"job {job_id}: {len(done)} of {len(job.flows)} switches changed; not so "
+            + "; ".join(map(str, failed.values())),
+            switches={
+                name: {"ok": name in done, "detail": failed[name].detail if name in failed else "read back"}
+                for name in job.flows
+            },
+        )
+
+    # -- inside
+
+    def _chosen(self, names: Mapping[str, Any]) -> list[SwitchClient]:
+        return [self._switches[name] for name in names if name in self._switches]
+
+    async def _install(self, job: Job) -> None:
+        done, failed = await each(
+            self._chosen(job.flows), lambda client: client.put_job(job.id, job.spec_for(client.name))
+        )
+        if failed:
+            _, stuck = await each(self._chosen(job.flows), lambda client: client.delete_job(job.id))
+            for error in stuck.values():
+                log.warning("job %d could not be taken back: %s", job.id, error)
+            raise _first(failed)
+        job.switch_states.update(done)
+        job.on_switches = True
+
+    async def _launch(self, job: Job) -> None:
+        assert job.request.bench is not None
+        assert self.testbed.twin is not None
+        program = self._ring_bench or find_program()
+        try:
+            if program is None:
+                raise FileNotFoundError(2, "not found beside this Python nor on PATH", "ring-bench")
+            command = bench_command(
+                program,
+                job.request.bench,
+                hosts=[host.name for host in job.hosts],
+                verbs=self.testbed.twin.verbs,
+                job_name=job.name,
+                job_tag=job.tag,
+                events_url=self.events_url(job),
+                result=job.folder / "result.json",
+                seed=job.request.seed,
+            )
+            environment = {k: v for k, v in self._environment.items() if k not in SECRETS}
+            environment["SYMPHONY_EVENTS_TOKEN"] = job.events_token
+            job.state, job.started_unix_s = "running", time.time()
+            job.process = await BenchProcess.start(command, job.folder, environment)
+        except (OSError, StorageError) as error:
+            reason = (
+                error.detail
+                if isinstance(error, StorageError)
+                else f"{error.filename or program}: {error.strerror}"
+            )
+            job.error = f"ring-bench could not be started: {reason}"
+            await self._end(job, "failed")
+            return
+        if self.stopping.is_set():
+            job.process.terminate()
+        self._save(job)
+        self._watchers[job.id] = asyncio.create_task(self._watch(job, job.process))
+
+    async def _watch(self, job: Job, process: BenchProcess) -> None:
+        code = await process.wait()
+        job.process = None
+        job.log_tail = tail(process.log)
+        state: JobState = "finished"
+        if job.stop_requested or self.stopping.is_set():
+            state = "stopped"
+        elif code != 0:
+            state = "failed"
+            how = f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+            job.error = f"ring-bench {how}" + (f": {job.log_tail[-1]}" if job.log_tail else "")
+        job.result = self.store.result(job.folder)
+        await self._end(job, state)
+
+    async def _end(self, job: Job, state: JobState) -> None:
+        """Last figures, last state; then the switches let go of the job."""
+        async with job.lock:
+            job.on_switches = True  # keeps Job_ID and job_tag reserved until they have
+            job.state, job.ended_unix_s = state, time.time()
+            job.recorder.finish()
+            job.touch()
+            self._save(job)
+            log.info("job %d (%s): %s%s", job.id, job.name, state, f": {job.error}" if job.error else "")
+            if not self.stopping.is_set():
+                await asyncio.sleep(DRAIN_S)
+                await asyncio.gather(*(self._fetch(client, job) for client in self._chosen(job.flows)))
+            job.check_agreement()
+            await self._release(job)
+
+    async def _release(self, job: Job) -> None:
+        _, failed = await each(self._chosen(job.flows), lambda client: client.delete_job(job.id))
+        for name, error in failed.items():
+            job.switch_errors[name] = error.detail
+            log.warning("job %d stays on a switch: %s", job.id, error)
+        job.on_switches = False
+        job.touch()
+
+    def _save(self, job: Job) -> None:
+        try:
+            self.store.save(job)
+        except StorageError as error:
+            log.warning("%s", error)
+
+    async def _now_ns(self, job: Job) -> int | None:
+        """Now on the job's clock: the twin tells its own; otherwise CLOCK_MONOTONIC of this machine."""
+        if job.recorder.clock.kind == "monotonic" and job.request.provider != "twin":
+            return time.monotonic_ns()
+        if self._twin is not None:
+            try:
+                answer = await self._twin.get("/api/v1/clock")
+                return int(answer.raise_for_status().json()["now_ns"])
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                log.warning(
+                    "the twin's clock cannot be read (%s): toggle moments are as late as the last event",
+                    error,
+                )
+        return job.recorder.frontier_ns
+
+    async def _poll(self, client: SwitchClient) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            for job in self.jobs.active():
+                if client.name in job.flows and not job.ended:
+                    await self._fetch(client, job)
+                    job.check_agreement()
+
+    async def _fetch(self, client: SwitchClient, job: Job) -> None:
+        status = self.collectors[client.name]
+        try:
+            fresh = await client.samples(job.id, job.switch_log.last_seq[client.name])
+        except HostAgentError as error:
+            status.success, status.error = False, error.detail
+            job.switch_errors[client.name] = error.detail
+            job.touch()
+            return
+        status.success, status.error, status.last_success_unix_s = True, None, time.time()
+        if job.switch_errors.pop(client.name, None) is not None:
+            job.touch()
+        for sample in fresh:
+            job.switch_log.add(client.name, sample)
+        if fresh:
+            job.touch()
+
+
+async def _patch(client: SwitchClient, job_id: int, change: dict[str, Any]) -> dict[str, Any]:
+    state = await client.patch_job(job_id, change)
+    settings = state.get("symphony", state)
+    for key in ("enabled", "variant"):
+        if key in change and settings.get(key) != change[key]:
+            raise SwitchRefusedError(
+                f"switch {client.name} ({client.url}) read back {key} = {settings.get(key)!r} "
+                f"instead of {change[key]!r}",
+                switch=client.name,
+            )
+    return state
+
+
+def _first(failed: Mapping[str, SwitchError]) -> SwitchError:
+    """The error to report: one that says most; others are named in its text."""
+    errors = sorted(failed.values(), key=lambda error: isinstance(error, SwitchUnreachableError))
+    first = errors[0]
+    if len(errors) > 1:
+        first.detail += (
+            f" (and {len(errors) - 1} more: {', '.join(str(e.extra.get('switch')) for e in errors[1:])})"
+        )
+    return first

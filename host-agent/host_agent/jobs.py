@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job and the list of jobs: identities, state, and what REST and the page show of them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from host_agent.errors import CapacityError, ConflictError, UnknownJobError
+from host_agent.launcher import BenchProcess
+from host_agent.models import JobRequest, JobState
+from host_agent.placement import Flow
+from host_agent.recorder import Recorder
+from host_agent.sampling import SwitchLog
+from host_agent.testbed import HostEntry
+from ring_bench.tag import TagLayout
+
+__all__ = ["LAYOUT", "Job", "JobList", "Toggle"]
+
+LAYOUT: Final = TagLayout()
+"""Step tag layout of all jobs: 10 bits of step, 4 bits of job_tag."""
+JOB_IDS: Final = range(1, 1024)
+MAX_JOBS: Final = 64
+"""Jobs in the list; the oldest that has ended makes room for a new one."""
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """A change of a job's Symphony settings, on the wall clock and on the job's clock."""
+
+    time_unix_s: float
+    t_ns: tuple[int, int] | None
+    """Job clock before and after the change: it took effect on all switches in between. None: clock
+    unknown.
+    """
+    enabled: bool
+    variant: str
+    complete: bool
+    """False when some switch did not take it."""
+
+    def view(self) -> dict[str, Any]:
+        """As REST shows it."""
+        return {
+            "time_unix_s": self.time_unix_s,
+            "t_ns": self.t_ns[1] if self.t_ns else None,
+            "t_ns_before": self.t_ns[0] if self.t_ns else None,
+            "enabled": self.enabled,
+            "variant": self.variant,
+            "complete": self.complete,
+        }
+
+
+@dataclass
+class Job:
+    """One job, from its registration until it is deleted or evicted."""
+
+    id: int
+    tag: int
+    request: JobRequest
+    hosts: list[HostEntry]
+    flows: dict[str, list[Flow]]
+    folder: Path
+    symphony: dict[str, Any]
+    """Settings that were asked for, merged over all changes."""
+    state: JobState = "registered"
+    created_unix_s: float = field(default_factory=time.time)
+    started_unix_s: float | None = None
+    ended_unix_s: float | None = None
+    error: str | None = None
+    log_tail: list[str] = field(default_factory=list)
+    switch_states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What each switch read back last."""
+    switch_errors: dict[str, str] = field(default_factory=dict)
+    """Switches that did not do or answer the last thing asked of them, and why."""
+    toggles: deque[Toggle] = field(default_factory=lambda: deque(maxlen=256))
+    events_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    process: BenchProcess | None = None
+    stop_requested: bool = False
+    on_switches: bool = False
+    """The switches still hold an ended job, so its identities are not free yet."""
+    result: dict[str, Any] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    version: int = 0
+    """Grows with every change that a viewer could see."""
+
+    def __post_init__(self) -> None:
+        sites = list(self.flows)
+        index = {name: site for site, name in enumerate(sites)}
+        self.recorder = Recorder([index.get(host.switch, -1) for host in self.hosts])
+        self.switch_log = SwitchLog(sites, LAYOUT.step_bits)
+
+    @property
+    def name(self) -> str:
+        """Name given by the user; the `job` label of the metrics."""
+        return self.request.name
+
+    @property
+    def active(self) -> bool:
+        """The job runs or may run, or the switches have not let go of it yet."""
+        return self.state in ("registered", "running") or self.on_switches
+
+    @property
+    def ended(self) -> bool:
+        """No more ranks, no more switching."""
+        return self.state not in ("registered", "running")
+
+    @property
+    def enabled(self) -> bool:
+        """Symphony is asked to be on."""
+        return bool(self.symphony.get("enabled", False))
+
+    @property
+    def variant(self) -> str:
+        """The variant that the settings start from."""
+        return str(self.symphony.get("variant", "paper"))
+
+    def touch(self) -> None:
+        """Something visible has changed."""
+        self.version += 1
+
+    def spec_for(self, switch: str) -> dict[str, Any]:
+        """Body of the switch agent's PUT /api/v1/jobs/{id}."""
+        return {
+            "name": self.name,
+            "job_tag": self.tag,
+            "step_bits": LAYOUT.step_bits,
+            "first_step": 0,
+            "flows": [{"src": flow.src, "dst": flow.dst} for flow in self.flows[switch]],
+            "symphony": self.symphony,
+        }
+
+    def check_agreement(self, settled_ns: int | None = None) -> None:
+        """Compare host and switch figures as far as the hosts have reported."""
+        frontier = self.recorder.frontier_ns if settled_ns is None else settled_ns
+        if frontier is not None:
+            self.switch_log.check(self.recorder.track, self.recorder.clock, frontier)
+
+    def switch_views(self) -> dict[str, dict[str, Any]]:
+        """Per switch: reachable or why not, its state, its newest sample."""
+        out = {}
+        for name in self.flows:
+            sample = self.switch_log.latest(name)
+            out[name] = {
+                "error": self.switch_errors.get(name),
+                "state": self.switch_states.get(name),
+                "sample": None
+                if sample is None
+                else {
+                    "time_unix_s": sample.time_unix_s,
+                    "switch_time_ns": sample.switch_time_ns,
+                    "step_min": sample.step_min,
+                    "step_max": sample.step_max,
+                    "alpha": sample.alpha,
+                    "packets": {"all": sample.packets, "outpacing": sample.outpacing},
+                    "marked": {"symphony": sample.marked_symphony, "queue": sample.marked_queue},
+                },
+            }
+        return out
+
+    def view(self, *, brief: bool = False) -> dict[str, Any]:
+        """As REST shows it; `brief` for lists."""
+        request = self.request
+        out: dict[str, Any] = {
+            "id": self.id,
+            "name": self.name,
+            "job_tag": self.tag,
+            "step_bits": LAYOUT.step_bits,
+            "provider": request.provider,
+            "state": self.state,
+            "world": len(self.hosts),
+            "enabled": self.enabled,
+            "variant": self.variant,
+            "created_unix_s": self.created_unix_s,
+            "started_unix_s": self.started_unix_s,
+            "ended_unix_s": self.ended_unix_s,
+            "error": self.error,
+        }
+        if brief:
+            return out
+        recorder, totals = self.recorder, self.switch_log.totals()
+        largest, mean = recorder.track.summary()
+        out |= {
+            "hosts": [host.name for host in self.hosts],
+            "bench": request.bench.model_dump() if request.bench else None,
+            "seed": request.seed,
+            "symphony": self.symphony,
+            "switches": self.switch_views(),
+            "toggles": [toggle.view() for toggle in self.toggles],
+            "clock": recorder.clock.view(),
+            "overlap": {"max": largest, "mean": mean},
+            "cct": recorder.collectives.summary(),
+            "marks": {"symphony": totals["marked_symphony"], "queue": totals["marked_queue"]},
+            "packets": {"all": totals["packets"], "outpacing": totals["outpacing"]},
+            "agreement": self.switch_log.agreement.view(),
+            "events": {"received": recorder.received, "dropped": recorder.dropped},
+            "log_tail": self.log_tail,
+            "folder": str(self.folder),
+            "version": self.version,
+        }
+        return out
+
+
+class JobList:
+    """All jobs in memory, at most MAX_JOBS, by Job_ID."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+        self._last_id = 0
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def get(self, job_id: int) -> Job:
+        """The job; raises UnknownJobError."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise UnknownJobError(f"there is no job {job_id}; GET /api/v1/jobs lists those there are")
+        return job
+
+    def active(self) -> list[Job]:
+        """Jobs whose identities are in use."""
+        return [job for job in self._jobs.values() if job.active]
+
+    def allocate(self, name: str, ids_taken: set[int], tags_taken: set[int]) -> tuple[int, int]:
+        """A free Job_ID (in turn, so that a freed one is not reused at once) and a free job_tag.
+
+        `*_taken` are those in use on the switches that this list does not know.
+        Raises ConflictError for a name in use, CapacityError when nothing is free.
+        """
+        active = self.active()
+        if any(job.name == name for job in active):
+            raise ConflictError(f"an active job is called {name!r} already; stop it or choose another name")
+        if len(self._jobs) >= MAX_JOBS:
+            ended = [job for job in self._jobs.values() if not job.active]
+            if not ended:
+                raise CapacityError(
+                    f"{MAX_JOBS} jobs are active, which is the most host-agent holds; stop one"
+                )
+            del self._jobs[min(ended, key=lambda job: job.ended_unix_s or 0.0).id]
+        ids = ids_taken | self._jobs.keys()
+        tags = tags_taken | {job.tag for job in active}
+        count = len(JOB_IDS)
+        job_id = next(
+            (i for k in range(count) if (i := JOB_IDS[(self._last_id + k) % count]) not in ids), None
+        )
+        tag = next((t for t in range(1 << LAYOUT.job_tag_bits) if t not in tags), None)
+        if job_id is None or tag is None:
+            what = "Job_ID" if job_id is None else "job_tag"
+            raise CapacityError(
+                f"no free {what}: {len(active)} jobs are active here, and the switches hold {len(ids_taken)} "
+                "that are not host-agent's; stop jobs, or delete stale ones on the switch agents"
+            )
+        self._last_id = job_id
+        return job_id, tag
+
+    def add(self, job: Job) -> None:
+        """Enter a job."""
+        self._jobs[job.id] = job
+
+    def remove(self, job: Job) -> None:
+        """Forget a job; its metrics go with it."""
+        self._jobs.pop(job.id, None)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state folder: one folder per job, kept for ever, from which a restarted host-agent picks up its jobs.
+
+<state>/runs/<YYYYmmdd-HHMMSS>-<Job_ID>-<name>/
+    job.json         what was asked for, identities, state
+    events.token     bearer token of the job's reporters (mode 0600)
+    ring-bench.log   output of the benchmark
+    result.json      its results
+    process.json     while it runs: its process group
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from host_agent.errors import StorageError
+from host_agent.jobs import Job
+from host_agent.models import JobRequest
+from host_agent.placement import Flow
+from host_agent.testbed import HostEntry
+
+__all__ = ["Store", "default_state_dir"]
+
+
+def default_state_dir() -> Path:
+    """$STATE_DIRECTORY (systemd), else $XDG_STATE_HOME/symphony/host-agent, else
+    ~/.local/state/symphony/host-agent.
+    """
+    if systemd := os.environ.get("STATE_DIRECTORY"):
+        return Path(systemd.split(":")[0])
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "symphony" / "host-agent"
+
+
+class Store:
+    """Reads and writes the state folder. Every failure is a StorageError that names path and reason."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs = root / "runs"
+
+    def new_folder(self, job_id: int, name: str) -> Path:
+        """Create the folder of a new job."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folder = self.runs / f"{stamp}-{job_id}-{name}"
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            suffix = 1
+            while folder.exists():
+                suffix += 1
+                folder = self.runs / f"{stamp}-{job_id}-{name}.{suffix}"
+            folder.mkdir()
+        except OSError as error:
+            raise StorageError(
+                f"cannot create {folder}: {error.strerror}; free some space or choose another --state-dir"
+            ) from error
+        return folder
+
+    def save(self, job: Job) -> None:
+        """Write job.json (atomically) and, once, events.token."""
+        content = {
+            "id": job.id,
+            "tag": job.tag,
+            "state": job.state,
+            "error": job.error,
+            "created_unix_s": job.created_unix_s,
+            "ended_unix_s": job.ended_unix_s,
+            "request": job.request.model_dump(mode="json", exclude_unset=True),
+            "hosts": [host.model_dump() for host in job.hosts],
+            "flows": job.flows,
+            "symphony": job.symphony,
+        }
+        try:
+            draft = job.folder / "job.json.new"
+            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            draft.replace(job.folder / "job.json")
+            token = job.folder / "events.token"
+            if not token.exists():
+                with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(job.events_token)
+        except OSError as error:
+            raise StorageError(f"cannot write {job.folder}/job.json: {error.strerror}") from error
+
+    def active_jobs(self) -> Iterator[Job]:
+        """Jobs that were active when host-agent last wrote their state. Unreadable folders are skipped."""
+        for path in sorted(self.runs.glob("*/job.json")):
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if content["state"] in ("registered", "running"):
+                    yield self._load(path.parent, content)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+
+    @staticmethod
+    def _load(folder: Path, content: dict[str, Any]) -> Job:
+        return Job(
+            id=content["id"],
+            tag=content["tag"],
+            request=JobRequest.model_validate(content["request"]),
+            hosts=[HostEntry.model_validate(host) for host in content["hosts"]],
+            flows={switch: [Flow(*flow) for flow in flows] for switch, flows in content["flows"].items()},
+            folder=folder,
+            symphony=content["symphony"],
+            state=content["state"],
+            created_unix_s=content["created_unix_s"],
+            events_token=(folder / "events.token").read_text(encoding="utf-8"),
+        )
+
+    @staticmethod
+    def result(folder: Path) -> dict[str, Any] | None:
+        """ring-bench's result file, if it wrote one that can be read."""
+        try:
+            content = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
