@@ -51,8 +51,7 @@ _PSN_FINE_BELOW = 1.5
 _ALPHA_FINE_BELOW = 1.375
 _EXP2_OCTAVES = 14
 _EXP2_STEP = 4
-ALWAYS = 0xFFFFFFFF
-"""Threshold for P = 1 (misses one in 2^32)."""
+_ALWAYS = 0xFFFFFFFF  # threshold for P = 1: misses one in 2^32
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def _exp2_entries() -> tuple[TernaryEntry, ...]:
         )
         for lg in range(-_EXP2_OCTAVES * LOG_FRACTION, 0, _EXP2_STEP)
     )
-    return (TernaryEntry(value=0, mask=0x8000, priority=0, data=ALWAYS), *below_one)
+    return (TernaryEntry(value=0, mask=0x8000, priority=0, data=_ALWAYS), *below_one)
 
 
 @functools.cache

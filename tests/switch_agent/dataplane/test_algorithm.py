@@ -11,7 +11,14 @@ from numba import njit
 
 from switch_agent.dataplane.constants import AHEAD, EXPIRED, LAG, LAST, MARK, TRACKED
 from switch_agent.dataplane.params import SymphonyParams
-from switch_agent.dataplane.pipeline import Lookups, Registers, new_lookups, new_registers, process_packet
+from switch_agent.dataplane.pipeline import (
+    Lookups,
+    Registers,
+    mark_threshold,
+    new_lookups,
+    new_registers,
+    process_packet,
+)
 from switch_agent.dataplane.reference import FlowBases, JobState, Packet, serial_diff
 
 LOOKUPS = new_lookups(1)
@@ -412,6 +419,20 @@ def test_any_order_of_packets_keeps_both_forms_equal_and_alpha_in_bounds(data: s
     for step, psn, last, flow, wait in data.draw(st.lists(packets, max_size=30)):
         switch.packet(step, psn, last=last, flow=flow, slot=flow % 2, wait=wait)
         assert 1 <= switch.alpha <= 3
+
+
+def test_random_number_must_be_below_the_threshold() -> None:
+    """As saturating subtraction and a test for 0 do it on the switch: equal is not marked."""
+    entry = np.array(SymphonyParams(k=0.1, n_warmup=0).to_entry().values(), np.int64)
+    threshold = mark_threshold(LOOKUPS, 0, entry, 0, 10 << 8, 1)
+
+    def marked(rnd: int) -> bool:
+        regs = new_registers(1, n_state=1, n_flow=2)
+        regs.steps_mn[0, 0], regs.psn_rec[0, 0] = 1, 10 << 8
+        return bool(process_packet(regs, 0, LOOKUPS, 0, 0, entry, 0xC001, 0, False, 7, 1, 5, rnd) & MARK)
+
+    assert threshold > 0
+    assert [marked(threshold - 1), marked(threshold), marked(threshold + 1)] == [True, False, False]
 
 
 def test_index_outside_the_registers_passes_the_packet_untouched() -> None:
