@@ -290,7 +290,8 @@ class Fabric:
     def connect(
         self,
         q: int,
-        peer: int,
+        dest: Host,
+        peer: int | None,
         *,
         mtu: int,
         sport: int,
@@ -301,11 +302,12 @@ class Fabric:
         rnr_retry: int,
         rnr_timer_ps: int,
     ) -> None:
-        """Make `q` ready to send to row `peer`, at line rate and with nothing on its way.
+        """Make `q` ready to receive and send, at line rate and with nothing on its way.
 
         Args:
             q: row of the queue pair.
-            peer: row of the other end.
+            dest: host of the other end.
+            peer: row of the other end; None: there is no such QP, packets will find nobody.
             mtu: payload bytes per packet.
             sport: UDP source port of its packets.
             psn: first PSN on the wire.
@@ -318,7 +320,7 @@ class Fabric:
         s = self.view
         row = self._qp(q)
         info = self._qps[q]
-        row[Qp.PEER] = peer
+        row[Qp.PEER] = -1 if peer is None else peer
         row[Qp.MTU] = mtu
         row[Qp.PSN_OFFSET] = psn
         row[Qp.ECT] = int(ect)
@@ -327,7 +329,7 @@ class Fabric:
         row[Qp.STATE] = 1
         line_bps = 8e12 / s.port[(info.host.nic << PORT_SHIFT) + Port.PS_PER_BYTE]
         dcqcn.reset(s.ccq, q >> CC_SHIFT, float(line_bps))
-        info.dest = self._qps[peer].host
+        info.dest = dest
         info.sport = sport
         self._route(q)
 
@@ -359,6 +361,9 @@ class Fabric:
     def destroy_qp(self, q: int) -> None:
         """Forget the queue pair; its counters go to its host."""
         self.reset_qp(q)
+        for other in self._qps:
+            if self.view.qp[other + Qp.PEER] == q:
+                self.view.qp[other + Qp.PEER] = -1
         info = self._qps.pop(q)
         totals = self._host_totals.setdefault(info.host.index, np.zeros(Qp.COLUMNS, dtype=np.int64))
         totals += self._qp(q)
@@ -408,7 +413,8 @@ class Fabric:
         back = sum(int(s.port[p + Port.DELAY_PS] + ACK_BYTES * s.port[p + Port.PS_PER_BYTE]) for p in ports)
         row[Qp.CTL_LINE] = self._ctl_line(back)
         src, dst = int(info.host.address), int(info.dest.address)
-        qpn = self._qps[int(row[Qp.PEER])].qp_num if int(row[Qp.PEER]) in self._qps else 0
+        peer = self._qps.get(int(row[Qp.PEER]))
+        qpn = peer.qp_num if peer else 0
         row[Qp.SIG] = flow_signature(src, dst, qpn, info.sport)
         row[Qp.SLOT] = flow_slot(src, dst, qpn)
         self._classify_qp(q)

@@ -32,28 +32,30 @@ class SwitchBackend(Protocol):
     name: str
     num_pipes: int
 
-    def read_register(self, name: str, index: int) -> dict[str, list[int]]:
+    def read_register(self, name: str, index: int, /) -> dict[str, list[int]]:
         """Field name -> one value per pipe."""
 
-    def write_register(self, name: str, index: int, field_values: dict[str, int], pipe: int | None) -> None:
+    def write_register(
+        self, name: str, index: int, field_values: dict[str, int], pipe: int | None, /
+    ) -> None:
         """Set all fields of one index, in one pipe or (None) in all."""
 
-    def clear_register(self, name: str) -> None:
+    def clear_register(self, name: str, /) -> None:
         """All indexes of all pipes back to the program's initial value."""
 
-    def read_registers(self, name: str) -> dict[str, Values]:
+    def read_registers(self, name: str, /) -> dict[str, Values]:
         """Field name -> unsigned integers of shape [num_pipes, size]."""
 
-    def read_counter(self, name: str, index: int) -> list[tuple[int, int]]:
+    def read_counter(self, name: str, index: int, /) -> list[tuple[int, int]]:
         """(packets, bytes) per pipe."""
 
-    def write_counter(self, name: str, index: int, packets: int, num_bytes: int) -> None:
+    def write_counter(self, name: str, index: int, packets: int, num_bytes: int, /) -> None:
         """Make the sum over all pipes (packets, num_bytes)."""
 
-    def read_counters(self, name: str) -> Values:
+    def read_counters(self, name: str, /) -> Values:
         """Unsigned integers of shape [num_pipes, size, 2]; the last axis is packets, bytes."""
 
-    def table_changed(self, table: str, entries: TableSnapshot) -> None:
+    def table_changed(self, table: str, entries: TableSnapshot, /) -> None:
         """The content of a match table, action profile or selector after a Write that changed it."""
 
 
@@ -61,7 +63,7 @@ class SwitchBackend(Protocol):
 class ReloadableBackend(Protocol):
     """A backend that can run another program, for pushes with SetForwardingPipelineConfig."""
 
-    def load(self, program: P4Program) -> None:
+    def load(self, program: P4Program, /) -> None:
         """Forget everything and run that program."""
 
 
@@ -69,15 +71,15 @@ class ReloadableBackend(Protocol):
 class FixedTableSource(Protocol):
     """A backend that knows live values of fixed tables (port statistics, queue counters)."""
 
-    def read_fixed(self, table: str, key: Mapping[str, int]) -> Mapping[str, int]:
+    def read_fixed(self, table: str, key: Mapping[str, int], /) -> Mapping[str, int]:
         """Data fields to show for that key of e.g. "$PORT_STAT"; those left out keep their stored value."""
 
 
 class MemoryBackend:
     """A switch that keeps what it is told, for tests of control planes.
 
-    ``registers[name][field]`` is an array [num_pipes, size], ``counters[name]`` one of [num_pipes, size, 2]: poke
-    values in, as packets would. ``tables[name]`` is the last snapshot of a table.
+    ``registers[name][field]`` is an array [num_pipes, size], ``counters[name]`` one of [num_pipes, size, 2]:
+    poke values in, as packets would. ``tables[name]`` is the last snapshot of a table.
     """
 
     def __init__(self, program: P4Program, *, name: str = "memory", num_pipes: int = 4) -> None:

@@ -21,8 +21,8 @@ class P4Program:
 
     ``defaults`` maps a match table's full name to (action, data) of a miss, ``const_entries`` to its constant
     entries, ``register_initial`` a register's short name to its initial value: the P4 text says these, a
-    bf-rt.json does not. ``context`` and ``binary`` are what GetForwardingPipelineConfig shows as context.json and
-    tofino2.bin.
+    bf-rt.json does not. ``context`` and ``binary`` are what GetForwardingPipelineConfig shows as
+    context.json and tofino2.bin.
     """
 
     p4_name: str

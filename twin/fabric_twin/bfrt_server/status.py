@@ -33,6 +33,7 @@ class BfStatus(Enum):
     OBJECT_NOT_FOUND = (grpc.StatusCode.NOT_FOUND, "Object not found")
     TABLE_NOT_FOUND = (grpc.StatusCode.NOT_FOUND, "Table not found")
     NOT_SUPPORTED = (grpc.StatusCode.UNIMPLEMENTED, "Operation not supported")
+    PROGRAM_GONE = (grpc.StatusCode.CANCELLED, "Cancelled")
     TIMED_OUT = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline exceeded")
 
     @property

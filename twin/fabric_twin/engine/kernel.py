@@ -622,7 +622,7 @@ def _host_arrival(s: View, k: int, t: int) -> None:
     _free(s, k)
     r = qp[q + Qp.PEER]
     generation = qp[q + Qp.GENERATION]
-    if r < 0 or qp[r + Qp.STATE] == 0 or flags >> _GEN_SHIFT != generation:
+    if r < 0 or qp[r + Qp.STATE] == 0 or qp[r + Qp.PEER] != q or flags >> _GEN_SHIFT != generation:
         return  # nobody there: the sender's timer will tell
     qp[r + Qp.RX_PACKETS] += 1
     line = qp[r + Qp.CTL_LINE]

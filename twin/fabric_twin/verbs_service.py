@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs service: processes attach over a Unix socket and share virtual time.
+
+Conservative time: virtual time stands still while any attached process computes, and advances only when all of
+them wait for a completion. So ranks cost no virtual time, and who is faster in wall-clock time changes nothing:
+the work requests of a turn are carried out in order of rank once the last process has begun to wait.
+
+A frame is a 4-byte big-endian length and a msgpack map; see `docs/twin.md` for the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from fabric_twin.engine import kernel
+from fabric_twin.errors import ConfigError, FabricError, VerbsError
+from fabric_twin.fabric import Fabric
+from fabric_twin.topology import Host
+from fabric_twin.verbs import MAX_CQE, MAX_MSG_SZ, MAX_QP_WR, Completion, VerbsHub
+
+__all__ = ["PROTOCOL_VERSION", "Clock", "VerbsService"]
+
+PROTOCOL_VERSION = 1
+MAX_FRAME = 64 << 20
+SLICE_EVENTS = 20_000
+"""Events per turn of the loop: about 2 ms, the longest that a REST call or a table write has to wait."""
+_LENGTH = struct.Struct(">I")
+
+
+class Clock:
+    """How virtual time relates to the wall clock.
+
+    Attributes:
+        pace: virtual seconds per wall-clock second, or None: as fast as possible.
+        hold_at_ps: virtual time stops here until this is changed, or None.
+    """
+
+    def __init__(self, pace: float | None = None) -> None:
+        self.pace = pace
+        self.hold_at_ps: int | None = None
+        self._wall0 = time.monotonic()
+        self._virtual0 = 0
+
+    def restart(self, now_ps: int) -> None:
+        """Pace from here on: a clock that stood still has nothing to catch up."""
+        self._wall0 = time.monotonic()
+        self._virtual0 = now_ps
+
+    def allowed_ps(self) -> int | None:
+        """How far virtual time may go now; None = no limit."""
+        limits = []
+        if self.pace is not None:
+            limits.append(self._virtual0 + int((time.monotonic() - self._wall0) * self.pace * 1e12))
+        if self.hold_at_ps is not None:
+            limits.append(self.hold_at_ps)
+        return min(limits) if limits else None
+
+
+class _Client:
+    """One attached process."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.rank = -1
+        self.job = ""
+        self.pid = 0
+        self.devices: list[Host] = []
+        self.completions: list[Completion] = []
+        self.request: dict[str, Any] | None = None
+        """The request it waits on."""
+        self.fresh = False
+        """Its calls are still to be carried out."""
+        self.results: list[Any] = []
+        self.deadline_ps: int | None = None
+
+    @property
+    def attached(self) -> bool:
+        return self.rank >= 0
+
+    def take(self, completion: Completion) -> None:
+        """A completion for one of this process's queues."""
+        self.completions.append(completion)
+
+    def reply(self, message: dict[str, Any]) -> None:
+        payload = msgpack.packb(message)
+        if not self.writer.is_closing():
+            self.writer.write(_LENGTH.pack(len(payload)) + payload)
+
+
+class VerbsService:
+    """Serves `hub` on a Unix socket and runs the fabric's time.
+
+    Args:
+        fabric: what runs.
+        path: of the socket; only this user may connect.
+        pace: see `Clock`.
+    """
+
+    def __init__(self, fabric: Fabric, path: Path, pace: float | None = None) -> None:
+        self.fabric = fabric
+        self.hub = VerbsHub(fabric)
+        self.clock = Clock(pace)
+        self.path = path
+        self._clients: list[_Client] = []
+        self._wake = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._calls: dict[str, Callable[[_Client, dict[str, Any]], Any]] = {
+            "attach": self._attach,
+            "detach": self._detach,
+            "open_device": self._open_device,
+            "create_cq": self._create_cq,
+            "reg_mr": self._reg_mr,
+            "create_qp": self._create_qp,
+            "modify_qp": self._modify_qp,
+            "modify_qp_udp_sport": self._modify_qp_udp_sport,
+            "destroy_qp": self._destroy_qp,
+            "post_send": self._post_send,
+            "post_recv": self._post_recv,
+        }
+
+    # ------------------------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: another twin listens there, or the socket cannot be made.
+        """
+        if self.path.exists():
+            if not stat.S_ISSOCK(self.path.stat().st_mode):
+                raise ConfigError(f"{self.path} exists and is no socket; choose another --verbs path")
+            try:
+                _, writer = await asyncio.open_unix_connection(str(self.path))
+            except OSError:
+                self.path.unlink(missing_ok=True)  # left behind by a twin that was killed
+            else:
+                writer.close()
+                raise ConfigError(f"another twin listens on {self.path}; stop it or choose another --verbs path")
+        before = os.umask(0o177)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {self.path}: {error.strerror or error}") from None
+        finally:
+            os.umask(before)
+
+    async def stop(self) -> None:
+        """Close the socket and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for client in list(self._clients):
+            client.writer.close()
+        self.path.unlink(missing_ok=True)
+
+    def wake(self) -> None:
+        """Something outside changed (pace, hold): look again."""
+        self._wake.set()
+
+    @property
+    def attached(self) -> list[dict[str, Any]]:
+        """Who is here: job, lowest rank, process and whether it waits."""
+        return [
+            {"job": c.job, "rank": c.rank, "pid": c.pid, "waiting": c.request is not None}
+            for c in self._clients
+            if c.attached
+        ]
+
+    async def run(self) -> None:
+        """Let time pass, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self.clock.restart(self.fabric.now_ps)
+            while self._everybody_waits():
+                pause = self._turn()
+                await asyncio.sleep(pause)
+
+    def _everybody_waits(self) -> bool:
+        clients = [c for c in self._clients if c.attached]
+        return bool(clients) and all(c.request is not None for c in clients)
+
+    def _turn(self) -> float:
+        """One slice of virtual time; returns how long to sleep."""
+        for client in sorted(self._clients, key=lambda c: c.rank):
+            if client.fresh:
+                client.fresh = False
+                self._begin_wait(client)
+        if self._answer():
+            return 0.0
+        waiting = [c for c in self._clients if c.request is not None]
+        deadlines = [c.deadline_ps for c in waiting if c.deadline_ps is not None]
+        deadline = min(deadlines) if deadlines else None
+        allowed = self.clock.allowed_ps()
+        until = min((t for t in (deadline, allowed) if t is not None), default=None)
+        if until is not None and until < self.fabric.now_ps:
+            return 0.002
+        reason = self.fabric.run(until, SLICE_EVENTS)
+        self.hub.handle(self.fabric.take_events())
+        now = self.fabric.now_ps
+        for client in waiting:
+            if client.deadline_ps is not None and client.deadline_ps <= now:
+                self._finish_wait(client)
+        if self._answer():
+            return 0.0
+        if reason == kernel.IDLE:
+            for client in waiting:
+                self._fail_wait(
+                    client,
+                    "STALLED",
+                    "every rank waits for a completion and nothing is on its way: a receive or a send was never posted",
+                )
+            return 0.0
+        if reason == kernel.REACHED and until == allowed:
+            return 0.002
+        return 0.0
+
+    def _answer(self) -> bool:
+        """Reply to every client whose wait is over; True if there was one."""
+        answered = False
+        for client in self._clients:
+            if client.request is not None and client.completions:
+                self._finish_wait(client)
+                answered = True
+        return answered
+
+    # ------------------------------------------------------------------------------------ connections
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = _Client(writer)
+        self._clients.append(client)
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                if length > MAX_FRAME:
+                    client.reply({"id": 0, "error": {"code": "EMSGSIZE", "message": f"frame of {length} bytes"}})
+                    break
+                try:
+                    request = msgpack.unpackb(await reader.readexactly(length))
+                    serial, calls, wait = request["id"], request["calls"], request.get("wait")
+                    calls = [(str(name), dict(args)) for name, args in calls]
+                except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+                    client.reply({"id": 0, "error": {"code": "EPROTO", "message": f"not a request: {error!r}"}})
+                    break
+                if client.request is not None:
+                    client.reply({"id": serial, "error": {"code": "EPROTO", "message": "one request at a time"}})
+                    break
+                client.request = {"id": serial, "calls": calls, "wait": wait}
+                if wait is None:
+                    self._carry_out(client)
+                    if client.request is not None:
+                        self._finish_wait(client)
+                else:
+                    client.fresh = True
+                    self._wake.set()
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._clients.remove(client)
+            self.hub.release(client)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            self._wake.set()
+
+    def _carry_out(self, client: _Client) -> None:
+        assert client.request is not None
+        client.results = []
+        for i, (name, args) in enumerate(client.request["calls"]):
+            try:
+                call = self._calls.get(name)
+                if call is None:
+                    raise VerbsError("ENOSYS", f"no call {name!r}")
+                if name != "attach" and not client.attached:
+                    raise VerbsError("EPROTO", f"{name} before attach")
+                client.results.append(call(client, args))
+            except VerbsError as error:
+                self._fail_wait(client, error.code, str(error), i)
+                return
+            except FabricError as error:
+                self._fail_wait(client, "ENODEV", str(error), i)
+                return
+            except (KeyError, TypeError, ValueError) as error:
+                self._fail_wait(client, "EINVAL", f"{name}: missing or wrong argument: {error}", i)
+                return
+
+    def _begin_wait(self, client: _Client) -> None:
+        self._carry_out(client)
+        if client.request is None:
+            return
+        timeout = client.request["wait"].get("timeout_ns")
+        client.deadline_ps = None if timeout is None else self.fabric.now_ps + int(timeout) * 1000
+
+    def _finish_wait(self, client: _Client) -> None:
+        assert client.request is not None
+        client.reply(
+            {
+                "id": client.request["id"],
+                "results": client.results,
+                "wc": client.completions,
+                "now_ns": self.fabric.now_ns,
+            }
+        )
+        client.completions = []
+        client.request = None
+        client.deadline_ps = None
+
+    def _fail_wait(self, client: _Client, code: str, message: str, call: int | None = None) -> None:
+        assert client.request is not None
+        error = {"code": code, "message": message, "call": call}
+        client.reply({"id": client.request["id"], "error": error, "now_ns": self.fabric.now_ns})
+        client.request = None
+        client.deadline_ps = None
+
+    # ------------------------------------------------------------------------------------ calls
+
+    def _attach(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        if args["version"] != PROTOCOL_VERSION:
+            raise VerbsError(
+                "VERSION",
+                f"this twin speaks version {PROTOCOL_VERSION} of the verbs protocol, the client {args['version']}: "
+                "install both from the same release",
+            )
+        if client.attached:
+            raise VerbsError("EPROTO", "attached already")
+        seed = args.get("seed")
+        alone = not any(c.attached for c in self._clients)
+        if alone and seed is not None:
+            self.fabric.quiesce(int(seed))
+        client.rank = int(args["rank"])
+        client.job = str(args["job"])
+        client.pid = int(args.get("pid", 0))
+        if client.rank < 0:
+            client.rank = -1
+            raise VerbsError("EINVAL", f"attach: rank {args['rank']} is negative")
+        preset = self.fabric.preset
+        description = {
+            "hosts": preset.n_hosts,
+            "tors": preset.tors,
+            "spines": preset.spines,
+            "host_gbps": preset.host_gbps,
+            "uplink_gbps": preset.uplink_gbps,
+            "mtu": preset.mtu,
+            "dcqcn": preset.dcqcn,
+            "ecmp_sport": preset.ecmp_sport,
+        }
+        return {
+            "version": PROTOCOL_VERSION,
+            "now_ns": self.fabric.now_ns,
+            "preset": preset.name,
+            "description": description,
+        }
+
+    def _detach(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        self.hub.release(client)
+        client.rank = -1
+        client.devices.clear()
+        self._wake.set()
+        return {}
+
+    def _open_device(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        host = self.fabric.topology.host(args["host"])
+        client.devices.append(host)
+        return {
+            "device": len(client.devices) - 1,
+            "name": f"twin_{host.name}",
+            "address": str(host.address),
+            "gid": f"::ffff:{host.address}",
+            "active_mtu": self.fabric.preset.mtu,
+            "max_msg_sz": MAX_MSG_SZ,
+            "rate_gbps": self.fabric.preset.host_gbps,
+            "max_qp_wr": MAX_QP_WR,
+            "max_cqe": MAX_CQE,
+        }
+
+    def _device(self, client: _Client, args: dict[str, Any]) -> Host:
+        number = int(args["device"])
+        if not 0 <= number < len(client.devices):
+            raise VerbsError("EINVAL", f"no device {number} open on this connection")
+        return client.devices[number]
+
+    def _create_cq(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        self._device(client, args)
+        return {"cq": self.hub.create_cq(client, int(args["cqe"]), client.take).handle}
+
+    def _reg_mr(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        host = self._device(client, args)
+        region = self.hub.reg_mr(client, host, int(args["pid"]), int(args["fd"]), int(args["length"]))
+        return {"mr": region.key, "lkey": region.key, "rkey": region.key}
+
+    def _create_qp(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        host = self._device(client, args)
+        wanted = (int(args["max_send_wr"]), int(args["max_recv_wr"]))
+        qp = self.hub.create_qp(client, host, int(args["send_cq"]), int(args["recv_cq"]), *wanted)
+        caps = {"max_send_wr": qp.max_send_wr, "max_recv_wr": qp.max_recv_wr}
+        return {"qp": qp.handle, "qp_num": qp.qp_num, "caps": caps}
+
+    def _modify_qp(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        self.hub.modify_qp(self.hub.qp(client, int(args["qp"])), str(args["state"]), dict(args.get("attrs") or {}))
+        return {}
+
+    def _modify_qp_udp_sport(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        self.hub.modify_udp_sport(self.hub.qp(client, int(args["qp"])), int(args["sport"]))
+        return {}
+
+    def _destroy_qp(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        self.hub.destroy_qp(self.hub.qp(client, int(args["qp"])))
+        return {}
+
+    def _post_send(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        wire = args.get("wire_length")
+        imm = args.get("imm")
+        self.hub.post_send(
+            self.hub.qp(client, int(args["qp"])),
+            int(args["wr_id"]),
+            str(args["opcode"]),
+            int(args.get("lkey") or 0),
+            int(args.get("offset") or 0),
+            int(args.get("length") or 0),
+            int(args.get("remote_rkey") or 0),
+            int(args.get("remote_offset") or 0),
+            None if imm is None else int(imm),
+            bool(args.get("signaled", True)),
+            None if wire is None else int(wire),
+        )
+        return {}
+
+    def _post_recv(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        self.hub.post_recv(self.hub.qp(client, int(args["qp"])), int(args["wr_id"]))
+        return {}
