@@ -39,10 +39,7 @@ class CallOptions:
             except ValueError:
                 seconds = nanos = -1
             if seconds < 0 or not 0 <= nanos < 1_000_000_000:
-                raise BfError(
-                    BfStatus.INVALID_ARG,
-                    "deadline_sec or deadline_nsec (0..999999999) of the metadata is bad.",
-                )
+                raise BfError(BfStatus.INVALID_ARG, "Metadata deadline_sec, deadline_nsec: no duration.")
             deadline = time.monotonic() + seconds + nanos * 1e-9
         return cls(deadline, given.get("error_in_resp") == "1", given.get("ignore_not_found") == "1")
 

@@ -38,8 +38,8 @@ OPTIONS: Sequence[tuple[str, int]] = (
 class BfRtServer:
     """A BF-Runtime gRPC server for one switch, on the running asyncio loop.
 
-    ``switch`` is the data plane behind it, ``program`` the P4 program it runs, ``ports`` the ports that are up from
-    the start. ``port`` 0 takes a free one; ``address`` is known after ``start()``. BF-Runtime has no
+    ``switch`` is the data plane behind it, ``program`` the P4 program it runs, ``ports`` the ports that are
+    up from the start. ``port`` 0 takes a free one; ``address`` is known after ``start()``. BF-Runtime has no
     authentication, so ``host`` must be a loopback address (BindError otherwise).
 
     Use ``async with BfRtServer(...) as server`` or ``await server.start()`` ... ``await server.stop()``.
@@ -56,8 +56,8 @@ class BfRtServer:
     ) -> None:
         if not _is_loopback(host):
             raise BindError(
-                f"BF-Runtime server of {switch.name}: {host} is not a loopback address, and BF-Runtime has no "
-                "authentication; listen on 127.0.0.1 and reach it through an SSH tunnel"
+                f"BF-Runtime server of {switch.name}: {host} is not a loopback address, and BF-Runtime "
+                "has no authentication; listen on 127.0.0.1 and reach it through an SSH tunnel"
             )
         self.host = host
         self.port = port
@@ -116,8 +116,8 @@ class BfRtServer:
             self.port = server.add_insecure_port(self.address)
         except RuntimeError as error:
             raise BindError(
-                f"BF-Runtime server of {self._device.backend.name} cannot listen on {self.address}: the port is "
-                "taken or not allowed; stop the other program or choose another port (0 = any free one)"
+                f"BF-Runtime server of {self._device.backend.name} cannot listen on {self.address}: the "
+                "port is taken or not allowed; stop the other program or choose another port (0 = any)"
             ) from error
         await server.start()
         self._server = server

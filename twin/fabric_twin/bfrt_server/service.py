@@ -65,7 +65,9 @@ class BfRuntimeService:
                 p.StreamMessageResponse.SerializeToString,
             ),
         }
-        return grpc.method_handlers_generic_handler(p.SERVICE, cast("dict[str, grpc.RpcMethodHandler]", rpcs))
+        return grpc.method_handlers_generic_handler(
+            p.SERVICE, cast("dict[str, grpc.RpcMethodHandler[Any, Any]]", rpcs)
+        )
 
     # ----------------------------------------------------------------------------------- Write and Read
 
@@ -131,23 +133,27 @@ class BfRuntimeService:
     ) -> p.SetForwardingPipelineConfigResponse:
         """BIND a client, or load a program."""
         try:
-            if request.action == Set.BIND:
-                self._bind(request)
-            elif request.action == Set.RECONCILE_AND_WARM_INIT_END:
-                raise BfError(BfStatus.NOT_SUPPORTED, "RECONCILE_AND_WARM_INIT_END is not possible.")
-            elif not self._sessions.known(request.client_id):
-                raise BfError(BfStatus.NOT_READY, f"Unknown client {request.client_id}: subscribe first.")
-            elif request.action == Set.WARM_INIT_END:
-                self._end_warm_init(request)
-            else:
-                program = _verified(request)
-                if request.action in WARM_INIT_BEGIN:
-                    self._begin_warm_init(program)
-                if request.action == Set.VERIFY_AND_WARM_INIT_BEGIN_AND_END:
-                    self._finish_warm_init()
+            self._configure(request)
         except BfError as error:
             await _refuse(context, error)
         return p.SetForwardingPipelineConfigResponse()
+
+    def _configure(self, request: p.SetForwardingPipelineConfigRequest) -> None:
+        if request.action == Set.RECONCILE_AND_WARM_INIT_END:
+            raise BfError(BfStatus.NOT_SUPPORTED, "RECONCILE_AND_WARM_INIT_END is not possible.")
+        if request.action == Set.BIND:
+            self._bind(request)
+            return
+        if not self._sessions.known(request.client_id):
+            raise BfError(BfStatus.NOT_READY, f"Unknown client {request.client_id}: subscribe first.")
+        if request.action == Set.WARM_INIT_END:
+            self._end_warm_init(request)
+            return
+        program = _verified(request)
+        if request.action in WARM_INIT_BEGIN:
+            self._begin_warm_init(program)
+        if request.action == Set.VERIFY_AND_WARM_INIT_BEGIN_AND_END:
+            self._finish_warm_init()
 
     def _bind(self, request: p.SetForwardingPipelineConfigRequest) -> None:
         if len(request.config) != 1:
@@ -182,24 +188,22 @@ class BfRuntimeService:
 
     async def stream(self, _requests: AsyncIterator[p.StreamMessageRequest], context: Context) -> None:
         """A client's session: from its first subscribe to the end of the stream."""
-        session: Session | None = None
         try:
-            async with contextlib.AsyncExitStack() as tasks:
-                while True:
-                    message = await _next_message(context, session)
-                    if message is None:
-                        return
-                    word = message.WhichOneof("update")
-                    if word == "digest_ack":
-                        raise BfError(BfStatus.NOT_SUPPORTED, "Digests need no acknowledgement.")
-                    if word == "subscribe" and session is None:
-                        session = self._sessions.open(message.client_id, message.subscribe)
-                        tasks.enter_context(_running(_send_all(context, session)))
+            await self._converse(context)
         except BfError as error:
             await _refuse(context, error)
-        finally:
-            if session is not None:
-                self._sessions.close(session)
+
+    async def _converse(self, context: Context) -> None:
+        session: Session | None = None
+        with contextlib.ExitStack() as cleanup:
+            while (message := await _next_message(context, session)) is not None:
+                word = message.WhichOneof("update")
+                if word == "digest_ack":
+                    raise BfError(BfStatus.NOT_SUPPORTED, "Digests need no acknowledgement.")
+                if word == "subscribe" and session is None:
+                    session = self._sessions.open(message.client_id, message.subscribe)
+                    cleanup.callback(self._sessions.close, session)
+                    cleanup.enter_context(_running(_send_all(context, session)))
 
 
 async def _next_message(context: Context, session: Session | None) -> p.StreamMessageRequest | None:
