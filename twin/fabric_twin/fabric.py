@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from switch_agent.dataplane.constants import N_JOB
-from switch_agent.dataplane.hashes import flow_signature, flow_slot
-from switch_agent.dataplane.pipeline import new_lookups, new_registers
 
 from fabric_twin.engine import dcqcn, kernel
 from fabric_twin.engine.dcqcn import CcQp
@@ -51,6 +48,9 @@ from fabric_twin.engine.state import (
 from fabric_twin.errors import FabricError
 from fabric_twin.presets import DCQCN_SETS, Preset
 from fabric_twin.topology import Host, leaf_spine
+from switch_agent.dataplane.constants import N_JOB
+from switch_agent.dataplane.hashes import flow_signature, flow_slot
+from switch_agent.dataplane.pipeline import new_lookups, new_registers
 
 __all__ = ["ACKED", "DELIVERED", "RETRY_EXC", "RNR_RETRY_EXC", "Fabric", "FabricEvent", "Stats"]
 
@@ -168,7 +168,7 @@ class Fabric:
             active=np.zeros(preset.n_hosts * ACTIVE_MAX, dtype=np.int32),
             out=np.zeros(8192 * Event.COLUMNS, dtype=np.int64),
             enabled=np.zeros(preset.tors * N_JOB, dtype=np.uint8),
-            count=np.zeros(preset.tors * NUM_PIPES * N_JOB * 8, dtype=np.int64),
+            counts=np.zeros(preset.tors * NUM_PIPES * N_JOB * 8, dtype=np.int64),
         )
         planes = Planes(
             regs=new_registers(preset.tors * NUM_PIPES),
@@ -266,7 +266,6 @@ class Fabric:
         if not self._free_qps:
             self._grow_qps()
         q = self._free_qps.pop()
-        s = self.view
         row = self._qp(q)
         generation = row[Qp.GENERATION]
         row[:] = 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs objects on the twin's NICs: memory regions, completion queues, queue pairs and their state machine.
 
-One `VerbsDevice` stands for what a process sees of one NIC. Data really moves: when the last packet of a write
+Data really moves: when the last packet of a write
 arrives, its bytes are copied from the sender's memory region into the receiver's.
 """
 
@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ring_bench.tag import sport_of_flow_label
-
 from fabric_twin.errors import FabricError, VerbsError
 from fabric_twin.fabric import ACKED, DELIVERED, RETRY_EXC, Fabric, FabricEvent
 from fabric_twin.topology import Host
+from ring_bench.tag import sport_of_flow_label
 
 __all__ = ["Completion", "MemoryRegion", "QueuePair", "VerbsHub"]
 
@@ -146,9 +145,7 @@ class VerbsHub:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise VerbsError(
-                "EACCES", f"reg_mr: cannot map {path}: {error.strerror}"
-            ) from None
+            raise VerbsError("EACCES", f"reg_mr: cannot map {path}: {error.strerror}") from None
         self._keys += 1
         region = MemoryRegion(self._keys, host, owner, length, memory)
         self.regions[region.key] = region
@@ -176,9 +173,7 @@ class VerbsHub:
         while (host.index, number) in self._by_number:
             number += 1
         row = self.fabric.create_qp(host, number)
-        qp = QueuePair(
-            self._handle(), row, number, host, owner, queues[0], queues[1], max_send_wr, max_recv_wr
-        )
+        qp = QueuePair(self._handle(), row, number, host, owner, queues[0], queues[1], max_send_wr, max_recv_wr)
         self.qps[qp.handle] = qp
         self._by_row[row] = qp
         self._by_number[host.index, number] = qp
@@ -210,9 +205,13 @@ class VerbsHub:
             self._fail(qp, None, "WR_FLUSH_ERR")
             return
         if (qp.state, state) not in _TRANSITIONS:
-            raise VerbsError("EINVAL", f"modify_qp: QP {qp.qp_num:#x} of {qp.host.name} cannot go {qp.state} -> {state}")
+            raise VerbsError(
+                "EINVAL", f"modify_qp: QP {qp.qp_num:#x} of {qp.host.name} cannot go {qp.state} -> {state}"
+            )
         if state == "SQD" and not self.fabric.is_drained(qp.row):
-            raise VerbsError("EBUSY", f"modify_qp: QP {qp.qp_num:#x} of {qp.host.name} still sends; drain it before SQD")
+            raise VerbsError(
+                "EBUSY", f"modify_qp: QP {qp.qp_num:#x} of {qp.host.name} still sends; drain it before SQD"
+            )
         if qp.state == "SQD" and state == "SQD" and "flow_label" in attrs:
             qp.attrs.update(attrs)
             self._set_sport(qp, self._sport(qp))
@@ -273,7 +272,8 @@ class VerbsHub:
             raise VerbsError("EINVAL", f"modify_qp_udp_sport: port {sport:#x}; allowed are 0xc000 to 0xffff")
         if not self.fabric.is_drained(qp.row):
             raise VerbsError(
-                "EBUSY", f"modify_qp_udp_sport: QP {qp.qp_num:#x} still sends; retransmissions would carry the wrong step"
+                "EBUSY",
+                f"modify_qp_udp_sport: QP {qp.qp_num:#x} still sends; retransmissions would carry the wrong step",
             )
         self._set_sport(qp, sport)
 

@@ -112,9 +112,10 @@ class VerbsService:
         self.clock = Clock(pace)
         self.path = path
         self._clients: list[_Client] = []
+        self._hold_after_ps: int | None = None
         self._wake = asyncio.Event()
         self._server: asyncio.Server | None = None
-        self._calls: dict[str, Callable[[_Client, dict[str, Any]], Any]] = {
+        self._calls: dict[str, Callable[[_Client, dict[str, Any]], dict[str, Any]]] = {
             "attach": self._attach,
             "detach": self._detach,
             "open_device": self._open_device,
@@ -166,6 +167,10 @@ class VerbsService:
     def wake(self) -> None:
         """Something outside changed (pace, hold): look again."""
         self._wake.set()
+
+    def hold_next_run_after(self, after_ps: int) -> None:
+        """Stop the clock `after_ps` into the run that the next seeded attach begins."""
+        self._hold_after_ps = after_ps
 
     @property
     def attached(self) -> list[dict[str, Any]]:
@@ -275,16 +280,12 @@ class VerbsService:
             self._wake.set()
 
     def _carry_out(self, client: _Client) -> None:
+        """Make the request's calls; an error ends it with an answer that says which call failed."""
         assert client.request is not None
         client.results = []
         for i, (name, args) in enumerate(client.request["calls"]):
             try:
-                call = self._calls.get(name)
-                if call is None:
-                    raise VerbsError("ENOSYS", f"no call {name!r}")
-                if name != "attach" and not client.attached:
-                    raise VerbsError("EPROTO", f"{name} before attach")
-                client.results.append(call(client, args))
+                client.results.append(self._call(client, name, args))
             except VerbsError as error:
                 self._fail_wait(client, error.code, str(error), i)
                 return
@@ -294,6 +295,14 @@ class VerbsService:
             except (KeyError, TypeError, ValueError) as error:
                 self._fail_wait(client, "EINVAL", f"{name}: missing or wrong argument: {error}", i)
                 return
+
+    def _call(self, client: _Client, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        call = self._calls.get(name)
+        if call is None:
+            raise VerbsError("ENOSYS", f"no call {name!r}")
+        if name != "attach" and not client.attached:
+            raise VerbsError("EPROTO", f"{name} before attach")
+        return call(client, args)
 
     def _begin_wait(self, client: _Client) -> None:
         self._carry_out(client)
@@ -338,6 +347,9 @@ class VerbsService:
         alone = not any(c.attached for c in self._clients)
         if alone and seed is not None:
             self.fabric.quiesce(int(seed))
+            if self._hold_after_ps is not None:
+                self.clock.hold_at_ps = self.fabric.now_ps + self._hold_after_ps
+                self._hold_after_ps = None
         client.rank = int(args["rank"])
         client.job = str(args["job"])
         client.pid = int(args.get("pid", 0))

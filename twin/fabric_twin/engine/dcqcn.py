@@ -31,7 +31,7 @@ __all__ = ["Cc", "CcQp", "advance", "on_bytes_sent", "on_cnp", "reset"]
 Floats = npt.NDArray[np.float64]
 MLX = 0
 SPEC = 1
-NEVER = np.int64(1) << np.int64(62)
+NEVER = 1 << 62
 
 
 class Cc(IntEnum):
@@ -79,7 +79,14 @@ _B_STAGE, _BYTES = CcQp.BYTE_STAGE, CcQp.BYTES
 _MACHINE, _G, _ALPHA_PS, _DECREASE_PS, _INCREASE_PS = (
     Cc.MACHINE, Cc.G, Cc.ALPHA_PS, Cc.DECREASE_PS, Cc.INCREASE_PS,
 )  # fmt: skip
-_F, _AI, _HAI, _MIN, _CLAMP, _BYTE_COUNTER = Cc.F, Cc.AI_BPS, Cc.HAI_BPS, Cc.MIN_BPS, Cc.CLAMP_TARGET, Cc.BYTE_COUNTER
+_F, _AI, _HAI, _MIN, _CLAMP, _BYTE_COUNTER = (
+    Cc.F,
+    Cc.AI_BPS,
+    Cc.HAI_BPS,
+    Cc.MIN_BPS,
+    Cc.CLAMP_TARGET,
+    Cc.BYTE_COUNTER,
+)
 
 
 @inner

@@ -18,8 +18,6 @@ the same). Acknowledgements, NAKs and CNPs are pure delay.
 from __future__ import annotations
 
 import numpy as np
-from switch_agent.dataplane.constants import N_JOB
-from switch_agent.dataplane.pipeline import process_packet
 
 from fabric_twin.engine import dcqcn
 from fabric_twin.engine.dcqcn import Cc, CcQp
@@ -58,13 +56,15 @@ from fabric_twin.engine.state import (
     Event,
     Msg,
     Packet,
+    Planes,
     Port,
     Qp,
     Sc,
-    Planes,
     Sw,
     View,
 )
+from switch_agent.dataplane.constants import N_JOB
+from switch_agent.dataplane.pipeline import process_packet
 
 __all__ = ["GROW", "IDLE", "REACHED", "SLICE", "STOPPED", "post", "run", "stop_sending"]
 
@@ -104,7 +104,8 @@ def _random32(s: View) -> int:
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     s.sc[Sc.RNG] = np.int64(x)
-    return np.int64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(32))
+    mixed: int = np.int64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(32))  # type: ignore[assignment]
+    return mixed
 
 
 @inner
@@ -160,7 +161,7 @@ def _line_event(s: View, line: int, t: int) -> None:
     s.sc[Sc.FREE_CTL] = node
     s.sc[Sc.FREE_CTLS] += 1
 
-    if kind == PFC_ON or kind == PFC_OFF:
+    if kind in (PFC_ON, PFC_OFF):
         _pause(s, q, kind == PFC_ON, t)
         return
     if s.qp[q + Qp.GENERATION] != generation or s.qp[q + Qp.STATE] == 0:
@@ -502,11 +503,11 @@ def _port_advance(s: View, p: int, t: int) -> None:
                     row = port[source + Port.ROW]
                     job = s.qp[pk[k + Packet.QP] + pk[k + Packet.HOP] + (Qp.JOB - 1)]
                     if symphony:
-                        s.count[(row * N_JOB + job) * 8 + 4] += 1
-                        s.count[(row * N_JOB + job) * 8 + 5] += size
+                        s.counts[(row * N_JOB + job) * 8 + 4] += 1
+                        s.counts[(row * N_JOB + job) * 8 + 5] += size
                     if red:
-                        s.count[(row * N_JOB + job) * 8 + 6] += 1
-                        s.count[(row * N_JOB + job) * 8 + 7] += size
+                        s.counts[(row * N_JOB + job) * 8 + 6] += 1
+                        s.counts[(row * N_JOB + job) * 8 + 7] += size
                 if red:
                     port[p + Port.MARKED] += 1
                 flags |= CE
@@ -563,11 +564,11 @@ def _switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
                 _random32(s),
             )
             flags |= TRACKED
-            s.count[(row * N_JOB + job) * 8 + 0] += 1
-            s.count[(row * N_JOB + job) * 8 + 1] += size
+            s.counts[(row * N_JOB + job) * 8 + 0] += 1
+            s.counts[(row * N_JOB + job) * 8 + 1] += size
             if verdict & _V_AHEAD:
-                s.count[(row * N_JOB + job) * 8 + 2] += 1
-                s.count[(row * N_JOB + job) * 8 + 3] += size
+                s.counts[(row * N_JOB + job) * 8 + 2] += 1
+                s.counts[(row * N_JOB + job) * 8 + 3] += size
                 if verdict & _V_MARK:
                     flags |= CANDIDATE
                     if params[1] != 0:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's memory: a handful of arrays, laid out so that one packet, port or QP is one cache line or two.
 
-Everything the event loop touches lives in `State`, a named tuple of numpy arrays that numba takes apart once a
-call. Rows are records, the classes below name their columns. Times are picoseconds of virtual time.
+Everything the event loop touches lives in `View`, a named tuple of flat numpy arrays that numba takes apart once a
+call. The classes below name the fields of the records in them. Times are picoseconds of virtual time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from switch_agent.dataplane.pipeline import Lookups, Registers
 
 from fabric_twin.engine.dcqcn import CcQp
+from switch_agent.dataplane.pipeline import Lookups, Registers
 
-__all__ = ["Ctl", "Event", "Msg", "Packet", "Port", "Qp", "Planes", "Sc", "Sw", "View"]
+__all__ = ["Ctl", "Event", "Msg", "Packet", "Planes", "Port", "Qp", "Sc", "Sw", "View"]
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -247,7 +247,7 @@ class View(NamedTuple):
     active: npt.NDArray[np.int32]  # per host: QPs with something to send
     out: I64
     enabled: npt.NDArray[np.uint8]  # [switch, job]: the job has parameters
-    count: I64  # [register row, job]: packets and bytes, all / outpacing / marked by Symphony / by the queue
+    counts: I64  # [register row, job]: packets and bytes, all / outpacing / marked by Symphony / by the queue
 
 
 class Planes(NamedTuple):
@@ -258,7 +258,7 @@ class Planes(NamedTuple):
     params: I64  # [switch, job, 10]
 
 
-NEVER = np.int64(1) << np.int64(62)
+NEVER = 1 << 62
 MTU_HEADER_BYTES = 62
 """Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4."""
 GAP_BYTES = 20

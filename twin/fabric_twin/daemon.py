@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The twin as a process: fabric, verbs socket, a BF-Runtime server per ToR and a REST API on one asyncio loop.
+
+The engine runs in slices of about 2 ms between which the loop serves everybody else, so no state needs a lock and
+a table write lands between two packets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import yaml
+
+from fabric_twin.bfrt_server import BfRtServer, P4Program, Port
+from fabric_twin.errors import ConfigError, FabricError
+from fabric_twin.fabric import Fabric
+from fabric_twin.presets import Preset
+from fabric_twin.rest import make_app
+from fabric_twin.switch import TwinSwitch
+from fabric_twin.verbs_service import VerbsService
+
+__all__ = ["Twin", "TwinConfig", "serve"]
+
+LOOPBACK = "127.0.0.1"
+PORTS_PER_PIPE = 128
+
+
+@dataclass(frozen=True)
+class TwinConfig:
+    """Where a twin listens. Port 0 takes a free port; BF-Runtime servers take `bfrt_port` and the ones above."""
+
+    preset: Preset
+    seed: int
+    verbs: Path
+    bfrt_port: int = 50052
+    http_port: int = 9301
+    agent_port: int = 9401
+    pace: float | None = None
+    testbed_file: Path | None = None
+
+
+class Twin:
+    """A fabric and everything that is served from it."""
+
+    def __init__(self, config: TwinConfig) -> None:
+        self.config = config
+        self.fabric = Fabric(config.preset, config.seed)
+        self.service = VerbsService(self.fabric, config.verbs, config.pace)
+        program = P4Program.from_description()
+        self.bfrt = [
+            BfRtServer(
+                TwinSwitch(self.fabric, tor),
+                program,
+                port=config.bfrt_port + tor if config.bfrt_port else 0,
+                ports=self._ports(tor),
+            )
+            for tor in range(config.preset.tors)
+        ]
+        self.http_port = config.http_port
+        self._http: uvicorn.Server | None = None
+
+    def _ports(self, tor: int) -> list[Port]:
+        topology = self.fabric.topology
+        ports = []
+        pipes = {0: 0, 1: 0}
+        for index in topology.switches[tor].ports:
+            info = topology.ports[index]
+            pipe = 0 if info.peer < 0 else 1
+            number = pipe * PORTS_PER_PIPE + pipes[pipe]
+            pipes[pipe] += 1
+            ports.append(Port(number, f"{number // 4 + 1}/{number % 4}", speed_gbps=round(info.gbps)))
+        return ports
+
+    def bfrt_address(self, switch: int) -> str | None:
+        """host:port of a switch's BF-Runtime server; None for spines, which have none."""
+        return self.bfrt[switch].address if switch < len(self.bfrt) else None
+
+    def bfrt_address_of(self, name: str) -> str:
+        """The same by name.
+
+        Raises:
+            FabricError: no such ToR.
+        """
+        return self._server_of(name).address
+
+    def _server_of(self, name: str) -> BfRtServer:
+        for switch, server in zip(self.fabric.topology.switches, self.bfrt, strict=False):
+            if switch.name == name:
+                return server
+        raise FabricError(f"no ToR {name!r}; there are tor0 to tor{len(self.bfrt) - 1}")
+
+    async def restart_switch(self, name: str, down_s: float) -> None:
+        """Stop a ToR's BF-Runtime server and start it again with empty tables, as when bf_switchd restarts."""
+        await self._server_of(name).faults.restart(down_s)
+
+    def testbed(self) -> dict[str, Any]:
+        """What `testbed.yaml` says about this twin."""
+        topology = self.fabric.topology
+        tors = topology.switches[: len(self.bfrt)]
+        return {
+            "name": f"twin-{self.config.preset.name}",
+            "switches": [
+                {
+                    "name": tor.name,
+                    "url": f"http://{LOOPBACK}:{self.config.agent_port + tor.index}",
+                    "bfrt": self.bfrt_address(tor.index),
+                }
+                for tor in tors
+            ],
+            "hosts": [
+                {"name": h.name, "address": str(h.address), "switch": topology.switches[h.tor].name}
+                for h in topology.hosts
+            ],
+            "twin": {
+                "http": f"http://{LOOPBACK}:{self.http_port}",
+                "verbs": str(self.config.verbs.absolute()),
+            },
+        }
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            ConfigError: a port or path is taken, or the testbed file cannot be written.
+        """
+        listener = _listen(self.config.http_port)
+        self.http_port = listener.getsockname()[1]
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await self.service.start()
+                stack.push_async_callback(self.service.stop)
+                for server in self.bfrt:
+                    await stack.enter_async_context(server)
+                http = _HttpServer(
+                    uvicorn.Config(make_app(self), log_level="warning", timeout_graceful_shutdown=2, lifespan="off")
+                )
+                if self.config.testbed_file is not None:
+                    _write_testbed(self.config.testbed_file, self.testbed())
+                serving = asyncio.create_task(http.serve([listener]))
+                running = asyncio.create_task(self.service.run())
+                if ready is not None:
+                    ready.set()
+                try:
+                    done, _ = await asyncio.wait({serving, running}, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                finally:
+                    running.cancel()
+                    http.should_exit = True
+                    await asyncio.gather(serving, running, return_exceptions=True)
+        finally:
+            listener.close()
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the daemon has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {LOOPBACK}:{port} ({error.strerror}): stop the other program "
+            "or choose another --http-port"
+        ) from None
+    return listener
+
+
+def _write_testbed(path: Path, testbed: dict[str, Any]) -> None:
+    text = "# Written by fabric-twin; host-agent reads it.\n" + yaml.safe_dump(testbed, sort_keys=False)
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+async def _serve(config: TwinConfig) -> None:
+    twin = Twin(config)
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    ready = asyncio.Event()
+    announce = asyncio.create_task(_announce(twin, ready))
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await twin.run(ready)
+    finally:
+        announce.cancel()
+
+
+async def _announce(twin: Twin, ready: asyncio.Event) -> None:
+    await ready.wait()
+    print(f"fabric-twin: {twin.config.preset.name}, {twin.config.preset.n_hosts} hosts, seed {twin.config.seed}")
+    print(f"  verbs   {twin.config.verbs}")
+    for switch, server in zip(twin.fabric.topology.switches, twin.bfrt, strict=False):
+        print(f"  {switch.name:7} BF-Runtime {server.address}")
+    print(f"  REST    http://{LOOPBACK}:{twin.http_port}/docs", flush=True)
+
+
+def serve(config: TwinConfig) -> None:
+    """Run a twin until SIGINT or SIGTERM."""
+    asyncio.run(_serve(config))

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The twin's own REST API: what no hardware has, such as holding the clock or breaking a link.
+
+It is served on loopback only; whoever may log in to this machine may use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from fabric_twin.errors import FabricError
+
+if TYPE_CHECKING:
+    from fabric_twin.daemon import Twin
+
+__all__ = ["ClockPatch", "LinkPatch", "make_app"]
+
+
+class ClockPatch(BaseModel):
+    """Change how virtual time runs; fields that are left out stay."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pace: Annotated[float | None, Field(gt=0, description="virtual seconds per second; null: no limit")] = None
+    hold_at_ns: Annotated[int | None, Field(ge=0, description="stop here; null: go on")] = None
+    hold_after_ns: Annotated[
+        int | None, Field(ge=0, description="stop this long after the start of the next seeded run")
+    ] = None
+
+
+class LinkPatch(BaseModel):
+    """Degrade or mend a directed link."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gbps: Annotated[float | None, Field(gt=0)] = None
+    drop: Annotated[float | None, Field(ge=0, le=1, description="probability that a packet is lost")] = None
+
+
+class Restart(BaseModel):
+    """Restart a switch's BF-Runtime server, as when bf_switchd is restarted: all entries are gone."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    down_s: Annotated[float, Field(ge=0, le=60)] = 0.5
+
+
+def make_app(twin: Twin) -> FastAPI:
+    """The API over a running twin."""
+    app = FastAPI(title="fabric-twin", version="1", docs_url="/docs")
+    fabric, service = twin.fabric, twin.service
+
+    @app.exception_handler(FabricError)
+    async def not_there(_: Request, error: FabricError) -> JSONResponse:
+        return JSONResponse({"detail": str(error), "code": "not_found"}, status_code=404)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    @app.get("/api/v1/topology")
+    async def topology() -> dict[str, Any]:
+        """Hosts, switches and links."""
+        t = fabric.topology
+        return {
+            "preset": fabric.preset.name,
+            "hosts": [{"name": h.name, "address": str(h.address), "switch": t.switches[h.tor].name} for h in t.hosts],
+            "switches": [{"name": s.name, "tier": s.tier, "bfrt": twin.bfrt_address(s.index)} for s in t.switches],
+            "links": [{"name": p.name, "gbps": p.gbps, "delay_us": p.delay_us} for p in t.ports],
+        }
+
+    @app.get("/api/v1/clock")
+    async def clock() -> dict[str, Any]:
+        """Virtual time and who is attached."""
+        hold = service.clock.hold_at_ps
+        return {
+            "now_ns": fabric.now_ns,
+            "pace": service.clock.pace,
+            "hold_at_ns": None if hold is None else hold // 1000,
+            "held": hold is not None and fabric.now_ps >= hold,
+            "attached": service.attached,
+        }
+
+    @app.patch("/api/v1/clock")
+    async def patch_clock(patch: ClockPatch) -> dict[str, Any]:
+        """Change pace or hold."""
+        given = patch.model_dump(exclude_unset=True)
+        if "pace" in given:
+            service.clock.pace = given["pace"]
+        if "hold_at_ns" in given:
+            hold = given["hold_at_ns"]
+            service.clock.hold_at_ps = None if hold is None else hold * 1000
+        if given.get("hold_after_ns") is not None:
+            service.hold_next_run_after(given["hold_after_ns"] * 1000)
+        service.clock.restart(fabric.now_ps)
+        service.wake()
+        return await clock()
+
+    @app.get("/api/v1/stats")
+    async def stats() -> dict[str, Any]:
+        """Work done so far; cpu_s is processor time inside the engine."""
+        s = fabric.stats()
+        return {
+            "data_packets": s.data_packets,
+            "events": s.events,
+            "cpu_s": round(s.cpu_s, 6),
+            "drops": s.drops,
+            "cnps": s.cnps,
+        }
+
+    @app.get("/api/v1/hosts/{name}/counters")
+    async def host_counters(name: str) -> dict[str, int]:
+        """NIC counters of a host."""
+        return fabric.host_counters(fabric.topology.host(name))
+
+    @app.get("/api/v1/links/{name}")
+    async def link(name: str) -> dict[str, Any]:
+        """Counters of a directed link such as tor0->spine1."""
+        return {"name": name, **fabric.link_counters(fabric.topology.port(name).index)}
+
+    @app.patch("/api/v1/links/{name}")
+    async def patch_link(name: str, patch: LinkPatch) -> dict[str, Any]:
+        """Change rate or loss of a directed link while packets fly."""
+        fabric.set_link(name, **patch.model_dump(exclude_none=True))
+        return {"name": name, **fabric.link_counters(fabric.topology.port(name).index)}
+
+    @app.post("/api/v1/switches/{name}/restart")
+    async def restart(name: str, body: Restart) -> dict[str, str]:
+        """Restart the BF-Runtime server of a ToR; the answer comes when it listens again."""
+        await twin.restart_switch(name, body.down_s)
+        return {"name": name, "bfrt": twin.bfrt_address_of(name)}
+
+    return app

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ToR of the fabric as BF-Runtime sees it: registers, counters, and what the tables make the pipeline do.
+
+Nothing here is a short cut for the control plane: the pipeline runs what was written through BF-Runtime, the
+look-up entries included. A ToR whose tables nobody has filled forwards packets and tracks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fabric_twin.bfrt_server import InstalledEntry, TableSnapshot
+from fabric_twin.fabric import NUM_PIPES, Fabric
+from switch_agent.dataplane.constants import N_JOB
+from switch_agent.dataplane.lookup import TernaryEntry, lookup_tables
+from switch_agent.dataplane.params import ParamEntry
+from switch_agent.dataplane.pipeline import install_lookup, new_registers
+
+__all__ = ["TwinSwitch"]
+
+Values = np.ndarray[Any, np.dtype[Any]]
+
+_REGISTERS = {
+    "steps": {"mn": "steps_mn", "mx": "steps_mx"},
+    "psn_rec": {"f1": "psn_rec"},
+    "window_start": {"f1": "window_start"},
+    "score": {"score": "score", "count": "count"},
+    "alpha": {"f1": "alpha"},
+    "flow_base": {"sig": "flow_sig", "base": "flow_base"},
+}
+"""Register -> field -> its array in `Registers`."""
+_COUNTERS = {"job_all": 0, "job_outpacing": 1, "job_marked_symphony": 2, "job_marked_queue": 3}
+
+
+class TwinSwitch:
+    """The backend of one ToR's BF-Runtime server (`fabric_twin.bfrt_server.SwitchBackend`)."""
+
+    def __init__(self, fabric: Fabric, tor: int) -> None:
+        self.name = fabric.topology.switches[tor].name
+        self.num_pipes = NUM_PIPES
+        self._fabric = fabric
+        self._tor = tor
+        self._rows = slice(tor * NUM_PIPES, (tor + 1) * NUM_PIPES)
+        self._on_change: dict[str, Callable[[TableSnapshot], None]] = {
+            "job_classify": self._classification,
+            "job_params": self._params,
+            "ecmp_config": self._ecmp,
+            **{name: self._lookup(name) for name in lookup_tables()},
+        }
+
+    # ---------------------------------------------------------------------------------------- registers
+
+    def _array(self, name: str, field: str) -> Values:
+        """One field of a register, [pipe, index], as unsigned words."""
+        array: Values = getattr(self._fabric.planes.regs, _REGISTERS[name][field])[self._rows]
+        return array.view(array.dtype.str.replace("i", "u"))
+
+    def read_register(self, name: str, index: int) -> dict[str, list[int]]:
+        """Field name -> one value per pipe."""
+        return {field: self._array(name, field)[:, index].tolist() for field in _REGISTERS[name]}
+
+    def write_register(self, name: str, index: int, field_values: dict[str, int], pipe: int | None) -> None:
+        """Set all fields of one index, in one pipe or (None) in all."""
+        pipes = slice(None) if pipe is None else pipe
+        for field, value in field_values.items():
+            self._array(name, field)[pipes, index] = value
+
+    def clear_register(self, name: str) -> None:
+        """All indexes of all pipes back to the program's initial value."""
+        initial = new_registers(1, 1, 1)
+        for field, array in _REGISTERS[name].items():
+            self._array(name, field)[:] = getattr(initial, array)[0, 0]
+
+    def read_registers(self, name: str) -> dict[str, Values]:
+        """Field name -> unsigned integers of shape [num_pipes, size]."""
+        return {field: self._array(name, field) for field in _REGISTERS[name]}
+
+    # ---------------------------------------------------------------------------------------- counters
+
+    def _counter(self, name: str) -> Values:
+        counts = self._fabric.view.counts.reshape(-1, N_JOB, 4, 2)
+        return counts[self._rows, :, _COUNTERS[name], :]
+
+    def read_counter(self, name: str, index: int) -> list[tuple[int, int]]:
+        """(packets, bytes) per pipe."""
+        return [(int(packets), int(octets)) for packets, octets in self._counter(name)[:, index]]
+
+    def write_counter(self, name: str, index: int, packets: int, num_bytes: int) -> None:
+        """The first pipe holds the value, the others 0."""
+        counter = self._counter(name)
+        counter[:, index] = 0
+        counter[0, index] = packets, num_bytes
+
+    def read_counters(self, name: str) -> Values:
+        """Unsigned integers of shape [num_pipes, size, 2]; the last axis is packets, bytes."""
+        return self._counter(name).astype(np.uint64)
+
+    # ---------------------------------------------------------------------------------------- tables
+
+    def table_changed(self, table: str, entries: TableSnapshot) -> None:
+        """Make the running pipeline do what the table now says."""
+        change = self._on_change.get(table)
+        if change is not None:
+            change(entries)
+
+    def _classification(self, snapshot: TableSnapshot) -> None:
+        rules = [_Rule(entry) for entry in sorted(snapshot.entries, key=lambda e: e.priority)]
+        rules = [rule for rule in rules if rule.target is not None]
+
+        def classify(src: int, dst: int, sport: int) -> tuple[int, int] | None:
+            for rule in rules:
+                if rule.matches(src, dst, sport):
+                    return rule.target
+            return None
+
+        self._fabric.set_classifier(self._tor, classify if rules else None)
+
+    def _params(self, snapshot: TableSnapshot) -> None:
+        wanted = {
+            int(entry.key["ig_md.job"]):  # type: ignore[arg-type]
+            ParamEntry.from_data(_ints(entry.data)).values()
+            for entry in snapshot.entries
+            if entry.action.endswith("set_params")
+        }
+        enabled = self._fabric.view.enabled.reshape(-1, N_JOB)[self._tor]
+        for job in np.flatnonzero(enabled).tolist():
+            if job not in wanted:
+                self._fabric.set_params(self._tor, job, None)
+        for job, values in wanted.items():
+            self._fabric.set_params(self._tor, job, values)
+
+    def _ecmp(self, snapshot: TableSnapshot) -> None:
+        assert snapshot.default is not None
+        mask = _ints(snapshot.default[1]).get("mask", 0xFFFF)
+        if self._fabric.topology.switches[self._tor].hash_sport_mask != mask:
+            self._fabric.set_hash_sport_mask(self._tor, mask)
+
+    def _lookup(self, name: str) -> Callable[[TableSnapshot], None]:
+        table = lookup_tables()[name]
+
+        def signed(raw: int) -> int:
+            return raw - (1 << table.data_bits) if table.signed and raw >> (table.data_bits - 1) else raw
+
+        def change(snapshot: TableSnapshot) -> None:
+            entries = []
+            for entry in snapshot.entries:
+                value, mask = _pair(next(iter(entry.key.values())))
+                (data,) = _ints(entry.data).values()
+                entries.append(TernaryEntry(value, mask, entry.priority, signed(data)))
+            default = 0
+            if snapshot.default is not None:
+                default = signed(next(iter(_ints(snapshot.default[1]).values()), 0))
+            install_lookup(self._fabric.planes.lut, self._tor, name, entries, default)
+
+        return change
+
+
+class _Rule:
+    """One entry of job_classify."""
+
+    def __init__(self, entry: InstalledEntry) -> None:
+        self._fields = [_pair(entry.key[name]) for name in ("hdr.ipv4.src", "hdr.ipv4.dst", "hdr.udp.sport")]
+        self.target: tuple[int, int] | None = None
+        if entry.action.endswith("set_job"):
+            data = _ints(entry.data)
+            self.target = data["job"], data["state"]
+
+    def matches(self, *packet: int) -> bool:
+        return not any((got ^ value) & mask for got, (value, mask) in zip(packet, self._fields, strict=True))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """Value and mask of a ternary key field."""
+    first, second = value
+    return int(first), int(second)
+
+
+def _ints(data: Mapping[str, Any]) -> dict[str, int]:
+    return {name.rpartition(".")[2]: int(value) for name, value in data.items()}
