@@ -4,26 +4,27 @@
 ::
 
     SwitchAgentError
-    ├── BfrtError                 talking BF-Runtime to a switch
-    │   ├── CodecError            a value does not fit its field (also a ValueError)
-    │   ├── SchemaError           the loaded program lacks tables, fields or widths that we need
-    │   ├── RpcError              a whole RPC failed: gRPC code and the server's words
+    ├── BfrtError                      talking BF-Runtime to a switch
+    │   ├── CodecError                 a value does not fit its field (also a ValueError)
+    │   ├── SchemaError                the loaded program lacks tables, fields or widths that we need
+    │   ├── RpcError                   a whole RPC failed: gRPC code and the server's words
     │   │   ├── SwitchUnavailableError no connection, stream ended, deadline passed
-    │   │   └── SwitchBusyError        the driver holds its lock: worth a retry, no reason to reconnect
+    │   │   └── SwitchBusyError        the driver holds its lock: retry, no reason to reconnect
     │   ├── ClientIdInUseError         another client has our id
     │   ├── ProgramNotFoundError       the switch has not loaded our program
-    │   ├── WriteError           some updates of a batch failed: one UpdateError each
-    │   ├── ReadError            some entities of a read failed: one UpdateError each
+    │   ├── WriteError                 some updates of a batch failed: one UpdateError each
+    │   ├── ReadError                  some entities of a read failed: one UpdateError each
     │   ├── NotReadyError              the session is not up (why: in the text)
     │   └── ReadOnlyError              the session is up, but somebody else owns the program
-    ├── JobError                  what a REST client asked for cannot be done
+    ├── JobError                       what a REST client asked for cannot be done
     │   ├── JobNotFoundError
-    │   ├── JobConflictError           clashes with another job or with a newer state of this one
-    │   ├── CapacityError      a table or register of the switch is full
+    │   ├── JobConflictError           clashes with another job
+    │   ├── CapacityError              a table or register of the switch is full
     │   └── InvalidJobError            out of range for this switch or program
-    ├── ReconcileError           the switch does not hold what we wrote
-    ├── StoreError                the desired state cannot be read or saved
-    └── ConfigError               options, config file, token or address of the agent itself
+    ├── ReconcileError                 the switch does not hold what we wrote
+    ├── StoreError                     the desired state cannot be read or saved
+    ├── AgentUnreachableError          a command asked an agent that does not answer or refused
+    └── ConfigError                    options, config file, token or address of the agent itself
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 import grpc
 
 __all__ = [
+    "AgentUnreachableError",
     "BfrtError",
     "CapacityError",
     "ClientIdInUseError",
@@ -202,7 +204,7 @@ class JobNotFoundError(JobError):
 
 
 class JobConflictError(JobError):
-    """The request clashes with another job, or with a revision newer than the caller's."""
+    """The request clashes with another job: same name, or overlapping flows with the same tag."""
 
     code = "job_conflict"
 
@@ -233,6 +235,12 @@ class StoreError(SwitchAgentError):
     """The state directory or its database cannot be used."""
 
     code = "store_failed"
+
+
+class AgentUnreachableError(SwitchAgentError):
+    """A command line client could not get its answer from the agent's REST interface."""
+
+    code = "agent_unreachable"
 
 
 class ConfigError(SwitchAgentError):

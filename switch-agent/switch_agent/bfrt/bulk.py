@@ -206,9 +206,7 @@ def encode_register_updates(
     rows = np.tile(np.frombuffer(stencil, np.uint8), (len(index), 1))
 
     def fill(offset: int, length: int, values: NDArray[np.uint32]) -> None:
-        rows[:, offset : offset + length] = (
-            values.astype(">u4").view(np.uint8).reshape(len(values), 4)[:, 4 - length :]
-        )
+        rows[:, offset : offset + length] = values.astype(">u4").view(np.uint8).reshape(len(values), 4)[:, 4 - length :]
 
     fill(*layout.key, index)
     by_id = {table.data_field(name).id: values for name, values in fields.items()}

@@ -33,7 +33,7 @@ from switch_agent.errors import BfrtError, ReadError, SwitchBusyError, SwitchUna
 
 __all__ = ["BATCH", "Client", "open_channel"]
 
-BATCH = 100
+BATCH = 250
 """Updates per Write. Failing batches answer with one error per update in the metadata, which is bounded."""
 
 _GIB = 1 << 30
@@ -148,8 +148,7 @@ class Client:
                 await self.write_raw(request.SerializeToString(), [_namer(self, update) for update in batch])
             except WriteError as error:
                 failures += [
-                    type(item)(item.index + start, item.status, item.message, item.what)
-                    for item in error.errors
+                    type(item)(item.index + start, item.status, item.message, item.what) for item in error.errors
                 ]
                 if rollback:
                     break
@@ -204,8 +203,7 @@ class Client:
     async def read_entries(self, table: Table, *, from_hw: bool) -> list[Entry]:
         """Read all entries of a table, its default entry (if it has one) included, as the last."""
         return [
-            decode_entry(table, entity.table_entry)
-            for entity in await self.read([read_all(table, from_hw=from_hw)])
+            decode_entry(table, entity.table_entry) for entity in await self.read([read_all(table, from_hw=from_hw)])
         ]
 
     async def read_keys(
@@ -246,9 +244,7 @@ class Client:
 
     # ------------------------------------------------------------------------------ plumbing
 
-    async def _call(
-        self, rpc: str, start: Callable[[], Awaitable[T]], names: Sequence[Callable[[], str]] = ()
-    ) -> T:
+    async def _call(self, rpc: str, start: Callable[[], Awaitable[T]], names: Sequence[Callable[[], str]] = ()) -> T:
         """Run an RPC; wait out the driver's lock for a few seconds, translate every other failure."""
         clock = asyncio.get_running_loop().time
         give_up = clock() + min(_BUSY_PATIENCE_S, self.timeout)

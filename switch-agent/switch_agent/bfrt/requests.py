@@ -243,9 +243,7 @@ def operation_update(table: Table, operation: str) -> proto.Update:
     """Run a table operation such as ``Sync``, which copies hardware values to the driver's shadow."""
     return proto.Update(
         type=proto.Update.INSERT,
-        entity=proto.Entity(
-            table_operation=proto.TableOperation(table_id=table.id, table_operations_type=operation)
-        ),
+        entity=proto.Entity(table_operation=proto.TableOperation(table_id=table.id, table_operations_type=operation)),
     )
 
 
@@ -255,18 +253,14 @@ def single_pipe_scope_update(table: Table) -> proto.Update:
     return proto.Update(
         type=proto.Update.INSERT,
         entity=proto.Entity(
-            table_attribute=proto.TableAttribute(
-                table_id=table.id, entry_scope=proto.EntryScope(pipe_scope=single)
-            )
+            table_attribute=proto.TableAttribute(table_id=table.id, entry_scope=proto.EntryScope(pipe_scope=single))
         ),
     )
 
 
 def read_all(table: Table, *, from_hw: bool) -> proto.Entity:
     """Ask for all entries of a table; the default entry comes last where there is one."""
-    return proto.Entity(
-        table_entry=proto.TableEntry(table_id=table.id, table_flags=proto.TableFlags(from_hw=from_hw))
-    )
+    return proto.Entity(table_entry=proto.TableEntry(table_id=table.id, table_flags=proto.TableFlags(from_hw=from_hw)))
 
 
 def read_keyed(table: Table, key: Mapping[str, KeyValue], *, from_hw: bool) -> proto.Entity:
@@ -287,9 +281,7 @@ def read_default(table: Table, *, from_hw: bool) -> proto.Entity:
 
 def read_usage(table: Table, *, from_hw: bool) -> proto.Entity:
     """Ask how many entries a match table holds."""
-    return proto.Entity(
-        table_usage=proto.TableUsage(table_id=table.id, table_flags=proto.TableFlags(from_hw=from_hw))
-    )
+    return proto.Entity(table_usage=proto.TableUsage(table_id=table.id, table_flags=proto.TableFlags(from_hw=from_hw)))
 
 
 def _decode_key(table: Table, message: proto.KeyField) -> tuple[str, KeyValue]:

@@ -65,7 +65,7 @@ class Action:
     data: Mapping[str, DataField] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """A table of any kind (match table, register, counter, fixed table). ``size`` is in entries."""
 
@@ -197,9 +197,7 @@ def _type(spec: Mapping[str, Any], signed: bool) -> FieldType:
     raise ValueError(f"unknown type {kind!r}")
 
 
-def _data_fields(
-    specs: Iterable[Mapping[str, Any]], signed: frozenset[str], prefix: str
-) -> dict[str, DataField]:
+def _data_fields(specs: Iterable[Mapping[str, Any]], signed: frozenset[str], prefix: str) -> dict[str, DataField]:
     fields: dict[str, DataField] = {}
     for spec in specs:
         options = spec.get("oneof") or [spec.get("singleton", spec)]

@@ -135,7 +135,7 @@ class Session:
         return self._client
 
     def writer(self) -> Client:
-        """Return a client for changes. Raises NotReadyError, or ReadOnlyError when another client is owner."""
+        """Return a client for changes. Raises NotReadyError, or ReadOnlyError when we are not the owner."""
         client = self.reader()
         if self.state is SessionState.READ_ONLY:
             raise ReadOnlyError(
@@ -326,9 +326,7 @@ class Session:
             if owned:
                 log.info("bound to program %s on switch %s", options.p4_name, options.address)
                 await self._probe(client)
-            log.warning(
-                "program %s on switch %s: %s owns it", options.p4_name, options.address, self.owner_name
-            )
+            log.warning("program %s on switch %s: %s owns it", options.p4_name, options.address, self.owner_name)
             while not owned:
                 await asyncio.sleep(options.rebind_interval)
                 owned = await self._bind(client)
@@ -380,9 +378,7 @@ class Session:
                 f"switch {address} has no program {name}; it has {', '.join(self.programs) or 'none'}",
                 self.programs,
             )
-        schema = Schema.parse(
-            name, config.bfruntime_info, answer.non_p4_config.bfruntime_info, self.options.signed
-        )
+        schema = Schema.parse(name, config.bfruntime_info, answer.non_p4_config.bfruntime_info, self.options.signed)
         if self.schema is not None and self.schema.digest != schema.digest:
             log.warning("program %s on switch %s changed: schema %s", name, address, schema.digest[:12])
         problems = self._check(schema)

@@ -65,17 +65,13 @@ def update_errors(details: bytes, name: Callable[[int], str] = lambda _: "") -> 
     except DecodeError:
         return []
     return [
-        UpdateError(
-            index, _CODES.get(error.canonical_code, grpc.StatusCode.UNKNOWN), error.message, name(index)
-        )
+        UpdateError(index, _CODES.get(error.canonical_code, grpc.StatusCode.UNKNOWN), error.message, name(index))
         for index, error in errors
         if error.canonical_code != 0
     ]
 
 
-def error_from_rpc(
-    error: grpc.RpcError, rpc: str, address: str, names: Sequence[Callable[[], str]] = ()
-) -> BfrtError:
+def error_from_rpc(error: grpc.RpcError, rpc: str, address: str, names: Sequence[Callable[[], str]] = ()) -> BfrtError:
     """Return the typed error for a failed RPC.
 
     ``names`` describes the batch, one callable per update or entity, for Write and Read.

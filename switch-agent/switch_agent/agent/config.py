@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch's own desired configuration, from a YAML file: ECMP hashing, RED thresholds, ports.
+
+::
+
+    ecmp: {hash_source_port: true}
+    red:                       # one profile for all ports
+      kmin_bytes: 50000
+      kmax_bytes: 100000
+      pmax: 0.2
+      cell_bytes: 176          # Tofino 2
+      steps: 16                # pieces of the ramp between Kmin and Kmax
+      busy_min_cells: 1        # from this depth on a queue counts as non-empty (Symphony's gate)
+    ports:
+      - {dev_port: 264, speed: 100G, fec: rs, mtu: 9216, autoneg: false}
+
+What the file does not mention is left alone on the switch.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from switch_agent.bfrt.requests import Entry, Range, Ternary
+from switch_agent.errors import ConfigError
+
+__all__ = ["EcmpConfig", "PortConfig", "RedConfig", "SwitchConfig", "load_config"]
+
+_DEPTH_BITS = 19
+_PROB_ALWAYS = 0xFFFF
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class EcmpConfig(_Strict):
+    """Whether ECMP looks at the UDP source port, that is, whether a new step takes a new path."""
+
+    hash_source_port: bool
+
+    @property
+    def mask(self) -> int:
+        """Data of the default action ``set_hash_sport``."""
+        return 0xFFFF if self.hash_source_port else 0
+
+
+class RedConfig(_Strict):
+    """RED as DCQCN wants it: marking probability 0 below Kmin, rising to Pmax at Kmax, then 1.
+
+    The switch has no multiplication, so the ramp is cut into ``steps`` ranges of queue depth, each with the
+    probability of its middle.
+    """
+
+    kmin_bytes: Annotated[int, Field(gt=0)]
+    kmax_bytes: Annotated[int, Field(gt=0)]
+    pmax: Annotated[float, Field(gt=0, le=1)]
+    cell_bytes: Annotated[int, Field(gt=0)] = 176
+    steps: Annotated[int, Field(ge=1, le=256)] = 16
+    busy_min_cells: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RedConfig:
+        if self.kmax_bytes <= self.kmin_bytes:
+            raise ValueError(f"kmax_bytes {self.kmax_bytes} must exceed kmin_bytes {self.kmin_bytes}")
+        if self.kmax_bytes // self.cell_bytes >= 1 << _DEPTH_BITS:
+            raise ValueError(f"kmax_bytes {self.kmax_bytes} is more than a queue can hold")
+        return self
+
+    def entries(self) -> list[Entry]:
+        """Return the entries of ``red_profile``: disjoint ranges of depth in cells, for any egress port."""
+        kmin, kmax = self.kmin_bytes // self.cell_bytes, self.kmax_bytes // self.cell_bytes
+        width = max(1, kmax - kmin)
+        cuts = sorted({kmin + round(width * piece / self.steps) for piece in range(self.steps + 1)})
+        ranges = [(self.busy_min_cells, kmin - 1, 0.0)] if self.busy_min_cells < kmin else []
+        ranges += [(low, high - 1, self.pmax * ((low + high) / 2 - kmin) / width) for low, high in pairwise(cuts)]
+        ranges.append((kmax, (1 << _DEPTH_BITS) - 1, 1.0))
+        return [
+            Entry(
+                key={
+                    "eg_intr_md.egress_port": Ternary(0, 0),
+                    "eg_intr_md.deq_qdepth": Range(low, high),
+                    "$MATCH_PRIORITY": 0,
+                },
+                action="Egress.set_red",
+                data={
+                    "prob": min(_PROB_ALWAYS, round(probability * (1 << 16))),
+                    "busy": int(low >= self.busy_min_cells),
+                },
+            )
+            for low, high, probability in ranges
+        ]
+
+
+class PortConfig(_Strict):
+    """One port by its device number, in the words of the fixed table ``$PORT``."""
+
+    dev_port: Annotated[int, Field(ge=0, lt=512)]
+    speed: Literal["10G", "25G", "40G", "50G", "100G", "200G", "400G"]
+    fec: Literal["none", "fc", "rs"] = "none"
+    lanes: Annotated[int, Field(ge=1, le=8)] | None = None
+    mtu: Annotated[int, Field(ge=64, le=10240)] | None = None
+    autoneg: bool | None = None
+    enable: bool = True
+
+    def entry(self) -> Entry:
+        """Return the entry of ``$PORT``; optional fields only where they are configured."""
+        fec = {"none": "BF_FEC_TYP_NONE", "fc": "BF_FEC_TYP_FIRECODE", "rs": "BF_FEC_TYP_REED_SOLOMON"}
+        data: dict[str, Any] = {
+            "$SPEED": f"BF_SPEED_{self.speed}",
+            "$FEC": fec[self.fec],
+            "$PORT_ENABLE": self.enable,
+        }
+        if self.lanes is not None:
+            data["$N_LANES"] = self.lanes
+        if self.mtu is not None:
+            data |= {"$TX_MTU": self.mtu, "$RX_MTU": self.mtu}
+        if self.autoneg is not None:
+            data["$AUTO_NEGOTIATION"] = "PM_AN_FORCE_ENABLE" if self.autoneg else "PM_AN_FORCE_DISABLE"
+        return Entry(key={"$DEV_PORT": self.dev_port}, data=data)
+
+
+class SwitchConfig(_Strict):
+    """The whole file."""
+
+    ecmp: EcmpConfig | None = None
+    red: RedConfig | None = None
+    ports: list[PortConfig] = Field(default_factory=list)
+
+
+def load_config(path: Path) -> SwitchConfig:
+    """Read the file. Raises ConfigError that names path, field and what is wrong with it."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read switch config {path}: {error}") from error
+    try:
+        return SwitchConfig.model_validate(document or {})
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+        raise ConfigError(f"switch config {path}: {problems}") from error

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``switch-agent doctor``: is the switch fit for the agent, and does it hold what it should?
+
+Two views: the agent's own (REST), and the switch's (BF-Runtime as an independent client, which neither
+subscribes nor binds and therefore disturbs nobody).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from switch_agent.agent.console import RestClient
+from switch_agent.agent.server import is_loopback, split_address
+from switch_agent.agent.tables import check_schema, signed_fields
+from switch_agent.bfrt.client import Client, open_channel
+from switch_agent.bfrt.schema import Schema
+from switch_agent.errors import AgentUnreachableError, BfrtError
+
+__all__ = ["Finding", "examine"]
+
+Level = Literal["ok", "warning", "failure"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what was seen, and what to do when it is not right."""
+
+    id: str
+    level: Level
+    evidence: str
+    fix: str = ""
+
+    def view(self) -> dict[str, Any]:
+        """Return the finding as JSON shows it."""
+        return asdict(self)
+
+
+async def examine(url: str, bfrt: str | None, p4_name: str) -> list[Finding]:
+    """Examine the agent at ``url`` and its switch, or the switch at ``bfrt``."""
+    findings: list[Finding] = []
+    try:
+        with RestClient(url) as client:
+            view = client.get("/api/v1/switch")
+            findings.append(Finding("agent.answers", "ok", f"agent {view['name']} at {url}"))
+            findings += _agent_findings(client, view)
+            bfrt = bfrt or str(view["bfrt"])
+    except AgentUnreachableError as error:
+        fix = "start it with `switch-agent serve`, or give its address with --url"
+        findings.append(Finding("agent.answers", "failure", str(error), fix))
+    findings += await _switch_findings(bfrt or "127.0.0.1:50052", p4_name)
+    return findings
+
+
+def _agent_findings(client: RestClient, view: dict[str, Any]) -> Iterator[Finding]:
+    state = view["state"]
+    if state == "ready":
+        yield Finding("agent.session", "ok", f"bound to program {view['program']} as client {view['client_id']}")
+    elif state == "read-only":
+        fix = "stop the other client if this agent is to change anything; it takes over by itself"
+        yield Finding("agent.session", "warning", f"read-only: {view['owner']} owns the program", fix)
+    else:
+        fix = "see the findings about the switch below"
+        yield Finding("agent.session", "failure", f"{state}: {view['last_error']}", fix)
+        return
+    if view["reconcile_error"]:
+        fix = "remove the cause that the text names, then POST /api/v1/reconcile"
+        yield Finding("agent.reconcile", "failure", view["reconcile_error"], fix)
+    if state == "ready":
+        drift = client.get("/api/v1/drift")
+        if drift["entries"]:
+            fix = "POST /api/v1/reconcile repairs it; find out which other program writes these tables"
+            evidence = f"{drift['entries']} entries differ: {'; '.join(drift['details'])}"
+            yield Finding("agent.drift", "failure", evidence, fix)
+        else:
+            yield Finding("agent.drift", "ok", "the switch holds what it should")
+    sampler = view["sampler"]
+    age = time.time() - (sampler["last_success_unix_s"] or 0)
+    if sampler["last_error"] or age > 10:
+        evidence = sampler["last_error"] or "no sample for more than 10 s"
+        yield Finding("agent.samples", "failure", evidence, "see the agent's log")
+    else:
+        yield Finding("agent.samples", "ok", f"last sample took {sampler['last_duration_ms']} ms")
+    if view["per_pipe_writes"] is False:
+        fix = "let all ports of a job's hosts lie in one pipe, or step_max is not lowered after samples"
+        yield Finding("agent.pipes", "warning", "the driver refuses register writes to a single pipe", fix)
+
+
+async def _switch_findings(address: str, p4_name: str) -> list[Finding]:
+    findings: list[Finding] = []
+    channel = open_channel(address)
+    try:
+        client = Client(channel, address, client_id=0, p4_name=p4_name, timeout=5.0)
+        answer = await client.get_config()
+        findings.append(Finding("switch.answers", "ok", f"BF-Runtime at {address}"))
+        loaded = {config.p4_name: config.bfruntime_info for config in answer.config}
+        if p4_name not in loaded:
+            evidence = f"loaded: {', '.join(loaded) or 'nothing'}"
+            fix = f"start bf_switchd with program {p4_name} (-p), or give --p4-name"
+            findings.append(Finding("switch.program", "failure", evidence, fix))
+            return findings
+        schema = Schema.parse(p4_name, loaded[p4_name], answer.non_p4_config.bfruntime_info, signed_fields())
+        findings.append(Finding("switch.program", "ok", f"{p4_name}, schema {schema.digest[:12]}"))
+        problems = check_schema(schema)
+        if problems:
+            fix = "load the program of this version (switch-agent/p4)"
+            findings.append(Finding("switch.tables", "failure", "; ".join(problems), fix))
+        else:
+            findings.append(Finding("switch.tables", "ok", "all tables, fields and widths found"))
+        client.schema = schema
+        findings.append(await _ports(client, schema))
+    except BfrtError as error:
+        fix = "is bf_switchd (or the twin) running there, and listening on this address?"
+        findings.append(Finding("switch.answers", "failure", str(error), fix))
+        return findings
+    finally:
+        await channel.close()
+    findings += _exposure(address)
+    return findings
+
+
+async def _ports(client: Client, schema: Schema) -> Finding:
+    if "$PORT" not in schema:
+        return Finding("switch.ports", "warning", "the switch shows no table $PORT", "look at its ports by hand")
+    entries = await client.read_entries(schema.table("$PORT"), from_hw=False)
+    ports = [entry for entry in entries if entry.key]
+    down = [
+        f"{entry.key['$DEV_PORT']} ({entry.data.get('$SPEED')}, {entry.data.get('$FEC')})"
+        for entry in ports
+        if entry.data.get("$PORT_ENABLE") and not entry.data.get("$PORT_UP")
+    ]
+    if down:
+        fix = "compare speed, FEC and autonegotiation with the host's ethtool output"
+        return Finding("switch.ports", "warning", f"enabled but down: {', '.join(down)}", fix)
+    fecs = sorted({str(entry.data.get("$FEC")) for entry in ports})
+    return Finding("switch.ports", "ok", f"{len(ports)} ports, FEC {', '.join(fecs) or 'none'}")
+
+
+def _exposure(address: str) -> Iterator[Finding]:
+    """Warn when BF-Runtime, which has no authentication, answers on an address of the network."""
+    host, port = split_address(address)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only asks which address we would use
+            own = probe.getsockname()[0]
+    except OSError:
+        own = host
+    outside = own if is_loopback(host) and not is_loopback(own) else host
+    if is_loopback(outside):
+        yield Finding("switch.exposure", "ok", "BF-Runtime is asked on the loopback interface")
+        return
+    try:
+        with socket.create_connection((outside, port), timeout=0.5):
+            pass
+    except OSError:
+        yield Finding("switch.exposure", "ok", f"BF-Runtime does not answer on {outside}")
+        return
+    fix = "let bf_switchd listen locally only, or firewall the port: anybody can reprogram the switch"
+    yield Finding("switch.exposure", "warning", f"BF-Runtime answers on {outside}:{port} without a password", fix)

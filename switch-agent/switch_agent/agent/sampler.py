@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The background sampler: reads the registers, brings step_max back, keeps history, tells listeners.
+
+Ticks lie on multiples of the interval of the wall clock, so that the agents of all switches sample together;
+``seq`` is the tick's number and the same on all of them.
+
+**What the switch cannot do alone.** ``step_max`` never falls by itself, so after each sample it is set to
+``step_min``: the next sample then shows the largest step of its own window. The register entry holds both, so
+a packet that moves step_min between the read and the write (well below a millisecond apart) is undone; the
+next packet of the slower step, or the next end of a step, puts it right. Only entries with step_max
+ahead of step_min are written.
+
+**Windows that got stuck.** The switch compares its 32-bit clock with window_start in serial arithmetic: after
+9 to 18 minutes of silence a start looks like the future, and the window would not end for minutes. When a
+job's packets increase for a second and none of its windows moves, their starts are moved by half the
+clock's circle, and the next packet ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from switch_agent.agent.entries import SEED, SEED_OPPOSITE
+from switch_agent.agent.history import ROW, Frame, History
+from switch_agent.agent.sampling import Plan, Reading, SampledJob
+from switch_agent.agent.tables import Tables
+from switch_agent.bfrt.bulk import encode_register_updates
+from switch_agent.bfrt.client import Client
+from switch_agent.bfrt.requests import ALL_PIPES
+from switch_agent.bfrt.schema import Table
+from switch_agent.bfrt.session import Session
+from switch_agent.dataplane.constants import TIME_UNIT_NS
+from switch_agent.errors import BfrtError, NotReadyError, WriteError
+
+__all__ = ["Sampler"]
+
+log = logging.getLogger(__name__)
+
+_HALF_CIRCLE: Final = np.uint32(1 << 31)
+_STUCK_S: Final = 1.0
+_STUCK_PACKETS: Final = 1000
+_QUEUE: Final = 256
+_BULK: Final = 512
+_COUNTER_COLUMNS: Final = ("packets", "outpacing", "marked_symphony", "marked_queue")  # as COUNTERS
+
+
+class _Totals:
+    """64-bit totals of counters that may restart from 0: with a session, or when somebody clears them.
+
+    Arrays have shape (counters, jobs). A job that is new here starts with what its counters show.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[int, int] = {}
+        self._last: NDArray[np.uint64] = np.zeros((0, 0), np.uint64)
+        self._total: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+
+    def advance(self, job_ids: NDArray[np.int32], counters: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Add what the counters gained since the last call; returns the totals of ``job_ids``."""
+        ids = job_ids.tolist()
+        if list(self._columns) != ids:
+            last, total = np.zeros_like(counters), np.zeros(counters.shape, np.int64)
+            for column, job_id in enumerate(ids):
+                old = self._columns.get(job_id)
+                if old is not None:
+                    last[:, column], total[:, column] = self._last[:, old], self._total[:, old]
+            self._columns = {job_id: column for column, job_id in enumerate(ids)}
+            self._last, self._total = last, total
+        gained = np.where(counters >= self._last, counters - self._last, counters)
+        self._total = self._total + gained.astype(np.int64)
+        self._last = counters
+        return self._total
+
+    def forget(self, job_id: int) -> None:
+        """Start a job's totals afresh."""
+        column = self._columns.get(job_id)
+        if column is not None:
+            self._last = self._last.copy()
+            self._last[:, column] = 0
+            self._total[:, column] = 0
+
+
+class Sampler:
+    """Samples the jobs that ``jobs()`` returns (ordered by id) every ``interval`` seconds.
+
+    ``version()`` must change whenever ``jobs()`` does. Nothing is written while another client owns the
+    program.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        interval: float,
+        jobs: Callable[[], Sequence[SampledJob]],
+        version: Callable[[], object],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.interval = interval
+        self.history = History()
+        self.last_success_unix_s: float | None = None
+        self.last_duration_s = 0.0
+        self.failures = 0
+        self.skipped_ticks = 0
+        self.reset_failures = 0
+        self.windows_refreshed = 0
+        self.dropped_frames = 0
+        self.last_error: str | None = None
+        self._session = session
+        self._jobs = jobs
+        self._version = version
+        self._clock = clock
+        self._listeners: set[asyncio.Queue[Frame]] = set()
+        self._plan: Plan | None = None
+        self._plan_of: tuple[Client, object] | None = None
+        self._totals = _Totals()
+        self._generation = -1
+        self._time_raw: int | None = None
+        self._time_units = 0
+        self._windows: NDArray[np.uint32] | None = None
+        self._refreshed: NDArray[np.uint32] | None = None
+        self._moved_at: NDArray[np.float64] = np.zeros(0)
+        self._packets_then: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    # ------------------------------------------------------------------------------- for users
+
+    @property
+    def stale_after_s(self) -> float:
+        """Samples older than this say nothing about now: metrics leave them out."""
+        return max(3 * self.interval, 2.0)
+
+    def fresh(self) -> Frame | None:
+        """Return the newest frame, None when it is stale or there is none."""
+        frame = self.history.latest
+        if frame is None or self._clock() - frame.time_unix_s > self.stale_after_s:
+            return None
+        return frame
+
+    def step_of(self, job_id: int) -> int | None:
+        """Return the last sampled step_min of a job, None before its first packet."""
+        frame = self.history.latest
+        at = frame.find(job_id) if frame else None
+        if frame is None or at is None or frame.rows[at]["switch_time_ns"] < 0:
+            return None
+        return int(frame.rows[at]["step_min"])
+
+    def seed(self) -> int:
+        """Return a ``window_start`` that lies behind the switch's clock, as far as the clock is known."""
+        return SEED_OPPOSITE if self._time_raw is not None and self._time_raw >> 31 else SEED
+
+    def forget(self, job_id: int) -> None:
+        """Start the totals of a job afresh; a sample in flight is discarded."""
+        self._totals.forget(job_id)
+        self._plan = self._plan_of = None
+
+    @contextmanager
+    def listen(self) -> Iterator[asyncio.Queue[Frame]]:
+        """Get every frame from now on; a listener that does not keep up loses the oldest ones."""
+        queue: asyncio.Queue[Frame] = asyncio.Queue(_QUEUE)
+        self._listeners.add(queue)
+        try:
+            yield queue
+        finally:
+            self._listeners.discard(queue)
+
+    # ---------------------------------------------------------------------------------- ticks
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            tick = math.floor(self._clock() / self.interval) + 1
+            await asyncio.sleep(max(0.0, tick * self.interval - self._clock()))
+            late = self._clock() - tick * self.interval
+            if late > self.interval / 2:
+                # A reading this late would belong to no tick of the other switches.
+                self.skipped_ticks += 1
+                continue
+            await self.sample(tick)
+
+    async def sample(self, seq: int) -> Frame | None:
+        """Take one sample; None (and a counted failure) when there is nothing to read or it failed."""
+        started = time.monotonic()
+        try:
+            client = self._session.reader()
+            plan = self._current_plan(client)
+            if plan is None:
+                self.last_success_unix_s = self._clock()
+                return None
+            at = self._clock()
+            reading = await plan.read(timeout=min(client.timeout, max(1.0, 4 * self.interval)))
+        except NotReadyError as error:
+            self.last_error = str(error)
+            return None
+        except BfrtError as error:
+            self.failures += 1
+            self.last_error = str(error)
+            log.warning("sample failed: %s", error)
+            return None
+        if self._plan is not plan:  # the jobs changed meanwhile: these rows may belong to others
+            return None
+        frame = self._frame(seq, at, plan, reading)
+        self.history.append(frame)
+        self.last_success_unix_s = at
+        self.last_error = None
+        for queue in self._listeners:
+            if queue.full():
+                queue.get_nowait()
+                self.dropped_frames += 1
+            queue.put_nowait(frame)
+        if self._session.owned:
+            await self._maintain(plan, reading, frame)
+        self.last_duration_s = time.monotonic() - started
+        return frame
+
+    def _current_plan(self, client: Client) -> Plan | None:
+        now = (client, self._version())
+        if self._plan_of != now:
+            jobs = self._jobs()
+            assert client.schema is not None
+            self._plan = Plan(client, Tables.of(client.schema), jobs) if jobs else None
+            self._plan_of = now
+            self._windows = None
+        return self._plan
+
+    # --------------------------------------------------------------------------------- frames
+
+    def _frame(self, seq: int, at: float, plan: Plan, reading: Reading) -> Frame:
+        if self._generation != self._session.generation:
+            self._generation = self._session.generation
+            self._time_raw = None  # the switch's clock may have restarted
+            self._windows = None
+        previous = self.history.latest
+        rows = np.zeros(len(plan.jobs), ROW)
+        rows["job_id"] = plan.job_ids
+        rows["switch_time_ns"] = self._switch_time(plan, reading)
+        rows["step_min"] = np.where(reading.live, reading.step_min, -1)
+        rows["step_max"] = np.where(reading.live, reading.step_max, -1)
+        rows["overlap"] = reading.overlap
+        rows["alpha"] = reading.alpha
+        rows["psn_recorded"] = reading.psn_recorded
+        rows["live_pipes"] = reading.live_pipes
+        totals = self._totals.advance(plan.job_ids, reading.counters)
+        for total, name in zip(totals, _COUNTER_COLUMNS, strict=True):
+            rows[name] = total
+        return Frame(max(seq, previous.seq + 1 if previous else 0), at, rows, plan.names)
+
+    def _switch_time(self, plan: Plan, reading: Reading) -> NDArray[np.int64]:
+        """Unwrap the jobs' window starts into one 64-bit clock in ns; -1 where no packet was seen."""
+        cells = reading.window_cells
+        if self._refreshed is None or self._refreshed.shape != cells.shape or self._windows is None:
+            self._refreshed = np.zeros_like(cells)
+        trusted = cells != self._refreshed
+        self._refreshed[trusted] = 0
+        window, known = plan.windows(reading, trusted)
+        if not known.any():
+            return np.full(len(window), -1, np.int64)
+        raw = window.astype(np.uint32)
+        anchor = np.uint32(self._time_raw if self._time_raw is not None else raw[known][0])
+        distance = (raw - anchor).view(np.int32).astype(np.int64)
+        if self._time_raw is None:
+            self._time_units = int(anchor)
+        units = self._time_units + distance
+        newest = int(distance[known].max())
+        if newest > 0 or self._time_raw is None:
+            self._time_units += newest
+            self._time_raw = (int(anchor) + newest) & 0xFFFFFFFF
+        return np.where(known, np.maximum(units, 0) * TIME_UNIT_NS, -1)
+
+    # ---------------------------------------------------------------------------- maintenance
+
+    async def _maintain(self, plan: Plan, reading: Reading, frame: Frame) -> None:
+        try:
+            await self._lower_step_max(plan, reading)
+            await self._refresh_windows(plan, reading, frame)
+        except BfrtError as error:
+            self.reset_failures += 1
+            if self.reset_failures == 1 or not isinstance(error, WriteError):
+                log.warning("step_max was not brought back: %s", error)
+
+    async def _lower_step_max(self, plan: Plan, reading: Reading) -> None:
+        low, high = reading.min_cells, reading.max_cells
+        raised = reading.live_cells & ((high - low).view(np.int32) > 0)
+        states = np.flatnonzero(raised.any(axis=1))
+        if not len(states):
+            return
+        live, low = reading.live_cells[states], low[states]
+        first = low[np.arange(len(states)), live.argmax(axis=1)]
+        alike = (~live | (low == first[:, None])).all(axis=1)
+        # Where the live pipes agree (mostly there is only one) a single write serves all of them.
+        writes = [(ALL_PIPES, plan.states[states[alike]], first[alike])]
+        for pipe in range(low.shape[1]):
+            mine = ~alike & raised[states, pipe]
+            writes.append((pipe, plan.states[states[mine]], low[mine, pipe]))
+        await self._write(
+            plan,
+            plan.tables.steps,
+            [(pipe, index, {"Ingress.steps.mn": v, "Ingress.steps.mx": v}) for pipe, index, v in writes],
+        )
+
+    async def _refresh_windows(self, plan: Plan, reading: Reading, frame: Frame) -> None:
+        cells, now = reading.window_cells, time.monotonic()
+        packets = frame.rows["packets"].astype(np.int64)
+        before, self._windows = self._windows, cells
+        if before is None or before.shape != cells.shape:
+            self._moved_at = np.full(len(packets), now)
+            self._packets_then = packets
+            return
+        moved = np.logical_or.reduceat((cells != before).any(axis=1), plan.starts)
+        self._moved_at[moved] = now
+        self._packets_then[moved] = packets[moved]
+        stuck = (now - self._moved_at > _STUCK_S) & (packets - self._packets_then > _STUCK_PACKETS)
+        if not stuck.any():
+            return
+        self._moved_at[stuck] = now
+        self._packets_then[stuck] = packets[stuck]
+        self.windows_refreshed += int(stuck.sum())
+        live = reading.live[plan.job_of_state][:, None]
+        chosen = stuck[plan.job_of_state][:, None] & (reading.live_cells | ~live)
+        assert self._refreshed is not None
+        writes = []
+        for pipe in range(cells.shape[1]):
+            mine = chosen[:, pipe]
+            value = cells[mine, pipe] ^ _HALF_CIRCLE
+            self._refreshed[mine, pipe] = value
+            writes.append((pipe, plan.states[mine], {"Ingress.window_start.f1": value}))
+        await self._write(plan, plan.tables.window_start, writes)
+
+    async def _write(
+        self,
+        plan: Plan,
+        table: Table,
+        writes: Sequence[tuple[int, NDArray[np.uint32], dict[str, NDArray[np.uint32]]]],
+    ) -> None:
+        header = plan.client.write_header().SerializeToString()
+        for pipe, index, fields in writes:
+            for start in range(0, len(index), _BULK):
+                if self._plan_of != (plan.client, self._version()):
+                    return  # the jobs changed meanwhile: these state blocks may be others' now
+                part = slice(start, start + _BULK)
+                values = {name: value[part] for name, value in fields.items()}
+                updates = encode_register_updates(table, index[part], values, pipe)
+                await plan.client.write_raw(header + updates)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reading of all jobs' registers: the request for it, and what its answer means.
+
+All registers and counters come in one RPC, keyed while that is less than the whole register, wildcard
+otherwise. Everything from the answer's bytes to the rows of a frame is array arithmetic over (job, state
+block, pipe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from switch_agent import bfrt_proto as proto
+from switch_agent.agent.entries import SEED, SEED_OPPOSITE
+from switch_agent.agent.tables import COUNTERS, Tables
+from switch_agent.bfrt.bulk import Block, decode_blocks
+from switch_agent.bfrt.client import Client
+from switch_agent.bfrt.reduce import REDUCTIONS, Reduction, reduce_segments
+from switch_agent.bfrt.requests import read_all, read_keyed
+from switch_agent.bfrt.schema import Table
+from switch_agent.dataplane.constants import PSN_SHIFT, STEP_SHIFT
+from switch_agent.errors import CodecError
+
+__all__ = ["Plan", "Reading", "SampledJob"]
+
+_WILDCARD_SHARE: Final = 4  # from a quarter of a register on, reading all of it is cheaper than naming entries
+
+
+class SampledJob(NamedTuple):
+    """Where a job lives in the registers."""
+
+    job_id: int
+    name: str
+    state: int
+    n_states: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Decoded registers. Arrays named ``cells`` have shape (state blocks, pipes), the others (jobs,).
+
+    Combined values follow :data:`switch_agent.bfrt.reduce.REDUCTIONS` over the live cells of each job.
+    """
+
+    min_cells: NDArray[np.uint32]
+    max_cells: NDArray[np.uint32]
+    window_cells: NDArray[np.uint32]
+    live_cells: NDArray[np.bool_]
+    live: NDArray[np.bool_]
+    step_min: NDArray[np.int64]
+    step_max: NDArray[np.int64]
+    overlap: NDArray[np.int64]
+    window: NDArray[np.int64]
+    alpha: NDArray[np.int64]
+    psn_recorded: NDArray[np.int64]
+    live_pipes: NDArray[np.uint64]
+    counters: NDArray[np.uint64]  # (counters in the order of COUNTERS, jobs): packets
+
+
+class Plan:
+    """How to read one set of jobs through one client; made anew when either changes.
+
+    ``jobs`` must be ordered by job id.
+    """
+
+    def __init__(self, client: Client, tables: Tables, jobs: Sequence[SampledJob]) -> None:
+        self.client = client
+        self.tables = tables
+        self.jobs = tuple(jobs)
+        self.names = tuple(job.name for job in jobs)
+        self.job_ids = np.array([job.job_id for job in jobs], np.int32)
+        self.states = np.concatenate([np.arange(job.state, job.state + job.n_states, dtype=np.uint32) for job in jobs])
+        lengths = np.array([job.n_states for job in jobs], np.intp)
+        self.job_of_state = np.repeat(np.arange(len(jobs)), lengths)
+        self.starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.intp)
+        self.request = client.read_request(self._entities())
+
+    def _entities(self) -> list[proto.Entity]:
+        entities: list[proto.Entity] = []
+
+        def ask(table: Table, key: str, indexes: Sequence[int]) -> None:
+            if len(indexes) * _WILDCARD_SHARE >= table.size:
+                entities.append(read_all(table, from_hw=True))
+            else:
+                entities.extend(read_keyed(table, {key: index}, from_hw=True) for index in indexes)
+
+        tables = self.tables
+        for table in (tables.steps, tables.psn_rec, tables.window_start, tables.alpha):
+            ask(table, "$REGISTER_INDEX", [int(index) for index in self.states])
+        for table in tables.counters.values():
+            ask(table, "$COUNTER_INDEX", [job.job_id for job in self.jobs])
+        return entities
+
+    async def read(self, timeout: float) -> Reading:
+        """Read and decode everything. Raises BfrtError; there is no half a reading."""
+        blocks = decode_blocks(await self.client.read_raw(self.request, timeout=timeout))
+        tables = self.tables
+        state_cells = {
+            field: _rows(blocks, table, field, self.states).astype(np.uint32)
+            for table, field in (
+                (tables.steps, "Ingress.steps.mn"),
+                (tables.steps, "Ingress.steps.mx"),
+                (tables.psn_rec, "Ingress.psn_rec.f1"),
+                (tables.window_start, "Ingress.window_start.f1"),
+                (tables.alpha, "Ingress.alpha.f1"),
+            )
+        }
+        packets = "$COUNTER_SPEC_PKTS"
+        counters = np.stack(
+            [
+                _rows(blocks, tables.counters[name], packets, self.job_ids).sum(axis=1, dtype=np.uint64)
+                for name in COUNTERS
+            ]
+        )
+        return self._combine(state_cells, counters)
+
+    def _combine(self, cells: dict[str, NDArray[np.uint32]], counters: NDArray[np.uint64]) -> Reading:
+        window_cells = cells["Ingress.window_start.f1"]
+        pipes = window_cells.shape[1]
+        live_cells = (window_cells != SEED) & (window_cells != SEED_OPPOSITE)
+        starts = self.starts * pipes
+        live = np.logical_or.reduceat(live_cells.ravel(), starts)
+        # A job without any live cell shows its start values.
+        considered = live_cells | ~live[self.job_of_state][:, None]
+
+        def combined(field: str, which: NDArray[np.bool_] = considered) -> NDArray[np.int64]:
+            flat = cells[field].astype(np.uint64).ravel()
+            return reduce_segments(flat, which.ravel(), starts, REDUCTIONS[field])
+
+        low, high = combined("Ingress.steps.mn"), combined("Ingress.steps.mx")
+        distance = (high - low).astype(np.uint32).view(np.int32) >> STEP_SHIFT
+        bits = live_cells * (np.uint64(1) << np.arange(pipes, dtype=np.uint64))
+        return Reading(
+            min_cells=cells["Ingress.steps.mn"],
+            max_cells=cells["Ingress.steps.mx"],
+            window_cells=window_cells,
+            live_cells=live_cells,
+            live=live,
+            step_min=low >> STEP_SHIFT,
+            step_max=high >> STEP_SHIFT,
+            overlap=np.where(live, np.maximum(distance.astype(np.int64) + 1, 0), 0),
+            window=combined("Ingress.window_start.f1"),
+            alpha=combined("Ingress.alpha.f1"),
+            psn_recorded=combined("Ingress.psn_rec.f1") >> PSN_SHIFT,
+            live_pipes=np.bitwise_or.reduceat(np.bitwise_or.reduce(bits, axis=1), self.starts),
+            counters=counters,
+        )
+
+    def windows(self, reading: Reading, trusted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Combine ``window_start`` over live cells that are ``trusted``; also say which jobs have any."""
+        pipes = reading.window_cells.shape[1]
+        cells = (reading.live_cells & trusted).ravel()
+        flat = reading.window_cells.astype(np.uint64).ravel()
+        known = np.logical_or.reduceat(cells, self.starts * pipes)
+        return reduce_segments(flat, cells, self.starts * pipes, Reduction.SERIAL_MAX), known
+
+
+def _rows(
+    blocks: dict[int, Block], table: Table, field: str, indexes: NDArray[np.uint32] | NDArray[np.int32]
+) -> NDArray[np.uint64]:
+    """Pick the rows of ``indexes`` from a table's block: shape (indexes, pipes)."""
+    block = blocks.get(table.id)
+    place = np.full(table.size, -1, np.intp)
+    if block is not None and len(block.index) and int(block.index.max()) < table.size:
+        place[block.index.astype(np.intp)] = np.arange(len(block.index))
+    rows = place[indexes]
+    if block is None or (rows < 0).any():
+        raise CodecError(f"the switch answered without some of the entries asked for of {table.name}")
+    return block.fields[table.data_field(field).id][rows]

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One agent for one switch: session, jobs, reconcile and sampler put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from switch_agent.agent.config import SwitchConfig
+from switch_agent.agent.entries import job_of_classify_entry
+from switch_agent.agent.jobs import Jobs
+from switch_agent.agent.models import Job
+from switch_agent.agent.reconcile import Drift, Reconciler
+from switch_agent.agent.sampler import Sampler
+from switch_agent.agent.sampling import SampledJob
+from switch_agent.agent.store import Store
+from switch_agent.agent.tables import P4_NAME, Tables, check_schema, signed_fields
+from switch_agent.bfrt.client import Client
+from switch_agent.bfrt.requests import single_pipe_scope_update
+from switch_agent.bfrt.session import Session, SessionOptions, SessionState
+from switch_agent.errors import (
+    BfrtError,
+    ReconcileError,
+    RpcError,
+    SwitchUnavailableError,
+    WriteError,
+)
+
+__all__ = ["Agent", "AgentOptions"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """Options of ``switch-agent serve``. Times are in seconds.
+
+    ``ports``: state blocks of a job with scope ``port``; more than the highest port index of the next hops.
+    ``job_ids``: the Job_IDs that this agent manages; entries of others are none of its business.
+    """
+
+    bfrt: str
+    state_dir: Path
+    name: str = "switch"
+    sample_interval: float = 0.05
+    p4_name: str = P4_NAME
+    client_id: int = 101
+    rpc_timeout: float = 5.0
+    ports: int = 64
+    job_ids: range = range(1, 1 << 16)
+    config: SwitchConfig = field(default_factory=SwitchConfig)
+
+
+class Agent:
+    """The running agent. Use :meth:`running` as a context; everything else is for REST and metrics."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self.options = options
+        self.name = options.name
+        self.drift: Drift | None = None
+        self.reconcile_error: str | None = None
+        self.usage: dict[str, tuple[int, int]] = {}
+        self.stopping = asyncio.Event()
+        self.per_pipe_writes: bool | None = None
+        self._foreign: list[SampledJob] = []
+        self._foreign_version = 0
+        self._store = Store(options.state_dir)
+        self.session = Session(
+            SessionOptions(
+                address=options.bfrt,
+                p4_name=options.p4_name,
+                client_id=options.client_id,
+                rpc_timeout=options.rpc_timeout,
+                signed=signed_fields(),
+            ),
+            check=check_schema,
+            on_up=self._on_up,
+        )
+        self.sampler = Sampler(
+            self.session,
+            interval=options.sample_interval,
+            jobs=self._sampled_jobs,
+            version=lambda: (self.session.owned, self.jobs.version, self._foreign_version),
+        )
+        self.jobs = Jobs(
+            self.session,
+            self._store,
+            ports=options.ports,
+            job_ids=options.job_ids,
+            step_of=self._step_of,
+            seed=self.sampler.seed,
+            on_reset=self.sampler.forget,
+        )
+        self._reconciler = Reconciler(
+            options.config, job_ids=options.job_ids, step_of=self._step_of, seed=self.sampler.seed
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Agent]:
+        """Run session and sampler in the background; on exit stop them and close the store."""
+        tasks = [
+            asyncio.create_task(self.session.run(), name="session"),
+            asyncio.create_task(self.sampler.run(), name="sampler"),
+            asyncio.create_task(self._follow_owner(), name="follow-owner"),
+        ]
+        try:
+            yield self
+        finally:
+            self.stopping.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._store.close()
+
+    # ------------------------------------------------------------------------------ reconcile
+
+    async def reconcile(self, *, dry_run: bool = False) -> Drift:
+        """Compare switch and desired state now, and repair unless ``dry_run``."""
+        async with self.jobs.locks.all():
+            client = self.session.reader() if dry_run else self.session.writer()
+            return await self._reconcile(client, dry_run=dry_run)
+
+    async def _reconcile(self, client: Client, *, dry_run: bool) -> Drift:
+        assert client.schema is not None
+        tables = Tables.of(client.schema)
+        run = self._reconciler.compare if dry_run else self._reconciler.apply
+        self.drift = await run(client, tables, self.jobs.all())
+        match_tables = [tables.classify, tables.classify6, tables.params]
+        used = await client.usage(match_tables, from_hw=False)
+        self.usage = {table.short_name: (count, table.size) for table, count in zip(match_tables, used, strict=True)}
+        self.reconcile_error = None
+        return self.drift
+
+    async def _on_up(self, client: Client, owned: bool) -> None:
+        """The session is up: repair the switch when we own it, look around when we do not."""
+        assert client.schema is not None
+        tables = Tables.of(client.schema)
+        if not owned:
+            await self._discover(client, tables)
+            return
+        async with self.jobs.locks.all():
+            await self._scope_pipes(client, tables)
+            try:
+                await self._reconcile(client, dry_run=False)
+            except (ReconcileError, WriteError) as error:
+                # The switch refuses something: the rest of it works, and this is shown until it is solved.
+                self.reconcile_error = str(error)
+                log.error("reconcile failed: %s", error)  # noqa: TRY400 - the text says it all
+
+    async def _scope_pipes(self, client: Client, tables: Tables) -> None:
+        """Ask for registers that can be written pipe by pipe; drivers that do not know that are no problem
+        as long as a job's packets come in by one pipe.
+        """
+        try:
+            await client.write([single_pipe_scope_update(table) for table in (tables.steps, tables.window_start)])
+        except SwitchUnavailableError:
+            raise
+        except (WriteError, RpcError) as error:
+            self.per_pipe_writes = False
+            log.warning("registers cannot be written pipe by pipe: %s", error)
+        else:
+            self.per_pipe_writes = True
+
+    # ------------------------------------------------------------------------------- read-only
+
+    async def _discover(self, client: Client, tables: Tables) -> None:
+        """Find the jobs that somebody else has put on the switch, so that they can be sampled."""
+        places: dict[int, int] = {}
+        for table in (tables.classify, tables.classify6):
+            for entry in await client.read_entries(table, from_hw=False):
+                job_id, state = job_of_classify_entry(entry), entry.data.get("state")
+                if job_id is not None and isinstance(state, int):
+                    places[job_id] = state
+        scopes = {}
+        for entry in await client.read_entries(tables.params, from_hw=False):
+            if not entry.is_default:
+                scopes[entry.key.get("ig_md.job")] = entry.data.get("scope_mask")
+        names = {job.job_id: job.name for job in self.jobs.all()}
+        found = [
+            SampledJob(
+                job_id,
+                names.get(job_id, f"job-{job_id}"),
+                state,
+                min(self.options.ports, tables.n_state - state) if scopes.get(job_id) else 1,
+            )
+            for job_id, state in sorted(places.items())
+            if job_id < tables.n_job and state < tables.n_state
+        ]
+        if found != self._foreign:
+            self._foreign = found
+            self._foreign_version += 1
+
+    async def _follow_owner(self) -> None:
+        """While another client owns the program, keep up with the jobs that it adds and removes."""
+        while True:
+            await self.session.wait_for(SessionState.READ_ONLY)
+            await asyncio.sleep(2.0)
+            with contextlib.suppress(BfrtError):
+                client = self.session.reader()
+                assert client.schema is not None
+                await self._discover(client, Tables.of(client.schema))
+
+    # --------------------------------------------------------------------------------- helpers
+
+    def _sampled_jobs(self) -> list[SampledJob]:
+        if not self.session.owned:
+            return self._foreign
+        return [SampledJob(job.job_id, job.name, job.state, job.n_states) for job in self.jobs.all()]
+
+    def _step_of(self, job: Job) -> int:
+        step = self.sampler.step_of(job.job_id)
+        return job.spec.first_step if step is None else step
+
+    def view(self) -> dict[str, Any]:
+        """Return session, program and drift as ``GET /api/v1/switch`` shows them."""
+        session, schema = self.session, self.session.schema
+        mode = {SessionState.READY: "read-write", SessionState.READ_ONLY: "read-only"}.get(session.state)
+        found: dict[str, int] = {}
+        if schema is not None:
+            tables = Tables.of(schema)
+            for table in (
+                *(tables.classify, tables.classify6, tables.params, tables.ecmp_config, tables.red_profile),
+                *tables.lookups.values(),
+                *(tables.steps, tables.psn_rec, tables.window_start, tables.score, tables.alpha),
+                *tables.counters.values(),
+            ):
+                found[table.name] = table.size
+        return {
+            "name": self.name,
+            "bfrt": self.options.bfrt,
+            "state": session.state.value,
+            "mode": mode,
+            "last_error": session.last_error,
+            "client_id": session.client_id,
+            "owner": "this agent" if session.owned else (session.owner_name if mode == "read-only" else None),
+            "program": self.options.p4_name,
+            "programs_on_switch": list(session.programs),
+            "schema_sha256": schema.digest if schema else None,
+            "tables": found,
+            "sessions": session.generation,
+            "reconnects": session.reconnects,
+            "per_pipe_writes": self.per_pipe_writes,
+            "drift": self.drift.view() if self.drift else None,
+            "reconcile_error": self.reconcile_error,
+            "sampler": {
+                "interval_ms": self.options.sample_interval * 1000,
+                "last_success_unix_s": self.sampler.last_success_unix_s,
+                "last_duration_ms": round(self.sampler.last_duration_s * 1000, 3),
+                "failures": self.sampler.failures,
+                "skipped_ticks": self.sampler.skipped_ticks,
+                "last_error": self.sampler.last_error,
+            },
+            "usage": {table: {"entries": used, "size": size} for table, (used, size) in self.usage.items()},
+            "jobs": len(self.jobs.all()),
+        }

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``switch-agent``: serve, show, watch, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from switch_agent.agent.config import SwitchConfig, load_config
+from switch_agent.agent.console import RestClient, show, watch
+from switch_agent.agent.doctor import examine
+from switch_agent.agent.server import listen, read_token, serve, split_address
+from switch_agent.agent.service import AgentOptions
+from switch_agent.agent.tables import P4_NAME
+from switch_agent.errors import ConfigError, SwitchAgentError
+
+__all__ = ["main"]
+
+DEFAULT_URL = "http://127.0.0.1:9401"
+
+
+def _job_ids(text: str) -> range:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of Job_IDs: write e.g. 1-1023")
+    return range(int(first), int(last) + 1)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="switch-agent", description="Symphony on one Tofino2 (or twin) switch: jobs, registers, metrics."
+    )
+    parser.add_argument("--debug", action="store_true", help="debug log, tracebacks for errors")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    run = commands.add_parser("serve", help="run the agent")
+    run.add_argument("--bfrt", default="127.0.0.1:50052", metavar="HOST:PORT", help="the switch's BF-Runtime")
+    run.add_argument("--listen", default="127.0.0.1:9401", metavar="HOST:PORT", help="REST and metrics")
+    run.add_argument("--name", default="switch", help="the switch's name, a label of its metrics")
+    run.add_argument("--state-dir", type=Path, required=True, help="where the desired state is kept")
+    run.add_argument("--config", type=Path, help="YAML with RED thresholds, ECMP hashing, ports")
+    run.add_argument("--sample-interval-ms", type=_positive, default=50.0, metavar="MS")
+    run.add_argument("--token-file", type=Path, help="bearer token for changes (or SWITCH_AGENT_TOKEN)")
+    run.add_argument("--p4-name", default=P4_NAME, help="name of the program on the switch")
+    run.add_argument("--client-id", type=int, default=101, help="BF-Runtime client id (tries 7 more)")
+    run.add_argument("--ports", type=int, default=64, help="state blocks of a job with scope port")
+    run.add_argument(
+        "--job-ids", type=_job_ids, default=range(1, 1 << 16), metavar="FIRST-LAST", help="Job_IDs to manage"
+    )
+
+    shown = commands.add_parser("show", help="print jobs, registers or session of a running agent")
+    shown.add_argument("what", choices=("jobs", "registers", "session"))
+    watched = commands.add_parser("watch", help="registers as a live table")
+    watched.add_argument("--interval", type=_positive, default=0.5, metavar="S")
+    checked = commands.add_parser("doctor", help="examine agent and switch")
+    checked.add_argument("--bfrt", metavar="HOST:PORT", help="the switch's BF-Runtime (default: the agent's)")
+    checked.add_argument("--p4-name", default=P4_NAME)
+    for command in (shown, watched, checked):
+        command.add_argument("--url", default=DEFAULT_URL, help=f"the agent (default {DEFAULT_URL})")
+    for command in (shown, watched):
+        command.add_argument("--job", type=int, help="only this job id")
+    for command in (shown, checked):
+        command.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> int:
+    if not 1 <= args.ports <= 512:
+        raise ConfigError(f"--ports {args.ports}: give 1 to 512")
+    if not 0 <= args.client_id < (1 << 32) - 8:
+        raise ConfigError(f"--client-id {args.client_id}: give a number from 0 to {(1 << 32) - 9}")
+    split_address(args.bfrt)
+    token = read_token(args.token_file)
+    config = load_config(args.config) if args.config else SwitchConfig()
+    options = AgentOptions(
+        bfrt=args.bfrt,
+        state_dir=args.state_dir,
+        name=args.name,
+        sample_interval=args.sample_interval_ms / 1000,
+        p4_name=args.p4_name,
+        client_id=args.client_id,
+        ports=args.ports,
+        job_ids=args.job_ids,
+        config=config,
+    )
+    with listen(args.listen, token) as listener:
+        host, port = listener.getsockname()[:2]
+        logging.getLogger(__name__).info("agent of %s on http://%s:%d", args.name, host, port)
+        asyncio.run(serve(options, listener, token))
+    return 0
+
+
+def _doctor(args: argparse.Namespace, console: Console) -> int:
+    if args.bfrt:
+        split_address(args.bfrt)
+    findings = asyncio.run(examine(args.url, args.bfrt, args.p4_name))
+    healthy = all(finding.level != "failure" for finding in findings)
+    if args.json:
+        report = {"healthy": healthy, "findings": [finding.view() for finding in findings]}
+        console.out(json.dumps(report, indent=2), highlight=False)
+    else:
+        table = Table("", "finding", "evidence", "what to do")
+        signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]failure[/]"}
+        for finding in findings:
+            table.add_row(signs[finding.level], finding.id, finding.evidence, finding.fix)
+        console.print(table)
+    return 0 if healthy else 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    console = Console()
+    if args.command == "serve":
+        return _serve(args)
+    if args.command == "doctor":
+        return _doctor(args, console)
+    with RestClient(args.url) as client:
+        if args.command == "show":
+            show(args.what, client, console, as_json=args.json, job=args.job)
+        else:
+            watch(client, console, interval=args.interval, job=args.job)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (0 fine, 1 error or failed examination, 2 bad usage)."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if args.debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return 130
+    except SwitchAgentError as error:
+        if args.debug:
+            raise
+        print(f"switch-agent: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
