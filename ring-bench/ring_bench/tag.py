@@ -113,7 +113,7 @@ class TagLayout:
         return StepTag(entropy >> self.step_bits, entropy & self.modulus - 1)
 
     def classify(self, job_tag: int) -> tuple[int, int]:
-        """Give the 16-bit ternary match (value, mask) that all source ports of a job, and only those, satisfy.
+        """Give the ternary match (16-bit value and mask) of the source ports of one job.
 
         Raises:
             ValueError: Job tag out of range.
@@ -124,8 +124,7 @@ class TagLayout:
     def _check_job_tag(self, job_tag: int) -> None:
         if not 0 <= job_tag < 1 << self.job_tag_bits:
             raise ValueError(
-                f"job_tag must be 0 to {(1 << self.job_tag_bits) - 1} "
-                f"with {self.step_bits} step bits, not {job_tag}"
+                f"job_tag must be 0 to {(1 << self.job_tag_bits) - 1} with {self.step_bits} step bits, not {job_tag}"
             )
 
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop that feeds completions to the ranks of this process, and the one place that checks their status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ring_bench.errors import CompletionError, FabricGoneError, NoProgressError, StalledError
+from ring_bench.rank import Rank, Record
+from ring_bench.rendezvous import Rendezvous
+from ring_bench.ring_end import ring_of, step_of
+from ring_bench.setup import World
+from ring_bench.verbs.api import SUCCESS, Completion, Provider
+
+__all__ = ["gather", "run_ranks"]
+
+_LINGER_NS = 1_000_000
+
+_CAUSES = {
+    "RETRY_EXC_ERR": "the peer does not answer: its process or host died, wrong GID or path, UDP 4791 blocked, "
+    "a lossy or paused fabric, MTU too large for a link",
+    "RNR_RETRY_EXC_ERR": "the peer had no receive posted: a protocol error between ranks of different versions",
+    "REM_ACCESS_ERR": "the peer refused the address or key: ranks with different options or versions",
+    "REM_INV_REQ_ERR": "the peer refused the request: path MTU differs at the two ends, or message too long",
+    "REM_OP_ERR": "the peer's QP failed on its side",
+    "LOC_LEN_ERR": "message longer than the port allows: give a smaller --segment",
+    "LOC_PROT_ERR": "local memory is not registered for this: restart the run",
+    "LOC_QP_OP_ERR": "the local QP is not in a state to send",
+    "WR_FLUSH_ERR": "the QP was in error before: the first failure is another one",
+}
+
+
+def run_ranks(
+    world: World,
+    provider: Provider,
+    rendezvous: Rendezvous,
+    *,
+    progress: Callable[[], None] | None = None,
+) -> None:
+    """Run all ranks of this process to their end, then stay until those of all processes are finished.
+
+    Args:
+        world: The connected ranks.
+        provider: Where completions come from; closed on return, so that no other process waits for this one.
+        rendezvous: The other processes.
+        progress: Called after every turn.
+
+    Raises:
+        CompletionError: A completion with an error; names rank, step, QP, status and likely causes.
+        ProtocolError: A completion out of turn.
+        StalledError, NoProgressError: Nothing happens any more; names what the ranks wait for.
+        PeerFailedError: Another process failed.
+        ProviderError: The fabric failed.
+    """
+    running = dict(world.ranks)
+    by_cq = world.by_cq
+    for rank in world.ranks.values():
+        rank.start()
+        if rank.finished:
+            del running[rank.number]
+    try:
+        while running:
+            completions = provider.wait(None)
+            for completion in completions:
+                if completion.status != SUCCESS:
+                    raise _failure(completions, by_cq)
+                rank = by_cq[completion.cq]
+                rank.handle(completion)
+                if rank.finished:
+                    running.pop(rank.number, None)
+            rendezvous.check()
+            if progress is not None:
+                progress()
+        rendezvous.finish()
+        while not rendezvous.all_finished:  # others may still need this process's QPs to answer
+            rendezvous.check()
+            for completion in provider.wait(_LINGER_NS):
+                if completion.status != SUCCESS:
+                    raise _failure([completion], by_cq)
+    except StalledError as error:
+        raise StalledError(f"{error}. {_diagnosis(running)}") from error
+    except NoProgressError as error:
+        raise NoProgressError(f"{error}. {_diagnosis(running)}") from error
+    except FabricGoneError:
+        rendezvous.check()  # the wait was broken off because another rank failed
+        raise
+    provider.close()
+
+
+def gather(world: World, rendezvous: Rendezvous) -> dict[int, Record]:
+    """Bring the records of all ranks together; every process gets all of them.
+
+    Raises:
+        PeerFailedError: A rank failed meanwhile.
+    """
+    everything = rendezvous.exchange(
+        {number: _pack(rank.record) for number, rank in world.ranks.items()}
+        if len(world.ranks) < world.plan.config.world
+        else dict.fromkeys(world.ranks)
+    )
+    return {
+        number: world.ranks[number].record if number in world.ranks else _unpack(packed)
+        for number, packed in everything.items()
+    }
+
+
+def _pack(record: Record) -> dict[str, Any]:
+    return {
+        "post": [values.tobytes() for values in record.post_ns],
+        "done": [values.tobytes() for values in record.done_ns],
+        "wrong": record.wrong.tobytes(),
+    }
+
+
+def _unpack(packed: Mapping[str, Any]) -> Record:
+    return Record.from_bytes(packed["post"], packed["done"], packed["wrong"])
+
+
+def _failure(completions: list[Completion], by_cq: Mapping[int, Rank]) -> CompletionError:
+    """Pin the first real failure of a batch to a rank and step; flushed requests only follow from it."""
+    bad = [completion for completion in completions if completion.status != SUCCESS]
+    first = next((completion for completion in bad if completion.status != "WR_FLUSH_ERR"), bad[0])
+    rank = by_cq[first.cq]
+    step = step_of(first.wr_id)
+    what = "the credit flow" if step is None else f"step {step}"
+    cause = _CAUSES.get(first.status, "see ibv_wc_status in the verbs documentation")
+    return CompletionError(
+        f"rank {rank.number} ({rank.host}), ring {ring_of(first.wr_id)}: {what} failed on "
+        f"QP {first.qp_num:#x} with {first.status}: {cause}",
+        rank=rank.number,
+        host=rank.host,
+        step=step,
+        status=first.status,
+    )
+
+
+def _diagnosis(running: Mapping[int, Rank]) -> str:
+    shown = [rank.waiting_for() for rank in list(running.values())[:4]]
+    more = len(running) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more ranks" if more > 0 else "")
