@@ -29,9 +29,7 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 
 
-def create_app(
-    hub: Hub, *, token: str | None = None, local_only: bool = True, max_streams: int = 64
-) -> FastAPI:
+def create_app(hub: Hub, *, token: str | None = None, local_only: bool = True, max_streams: int = 64) -> FastAPI:
     """Build the application around a hub.
 
     With `token`, state changes need it. With `local_only` (a loopback bind) requests that name another host
@@ -187,8 +185,7 @@ def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
         problems = [
-            {"where": ".".join(str(part) for part in item["loc"]), "what": item["msg"]}
-            for item in error.errors()
+            {"where": ".".join(str(part) for part in item["loc"]), "what": item["msg"]} for item in error.errors()
         ][:20]
         first = problems[0]
         detail = f"{first['where']}: {first['what']}"
@@ -215,9 +212,7 @@ class _BodyLimit:
                     error = PayloadTooLargeError(
                         f"the request body has {int(value)} bytes; {MAX_BODY_BYTES} is the most"
                     )
-                    answer = JSONResponse(
-                        {"detail": error.detail, "code": error.code}, status_code=error.status
-                    )
+                    answer = JSONResponse({"detail": error.detail, "code": error.code}, status_code=error.status)
                     await answer(scope, receive, send)
                     return
         await self._app(scope, receive, send)

@@ -36,9 +36,7 @@ def load_token(path: Path | None) -> str | None:
     except OSError as error:
         raise BadInputError(f"cannot read the token file {path}: {error.strerror}") from error
     if len(token) < 16:
-        raise BadInputError(
-            f"the token in {path} is shorter than 16 characters; make one with `openssl rand -hex 16`"
-        )
+        raise BadInputError(f"the token in {path} is shorter than 16 characters; make one with `openssl rand -hex 16`")
     return token
 
 
@@ -64,8 +62,6 @@ class TokenGate:
         if self._token is None:
             return
         if given is None:
-            raise UnauthorizedError(
-                "this needs host-agent's token: send the header `Authorization: Bearer <token>`"
-            )
+            raise UnauthorizedError("this needs host-agent's token: send the header `Authorization: Bearer <token>`")
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             raise UnauthorizedError("the token is wrong; host-agent's is in its --token-file")

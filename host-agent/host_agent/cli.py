@@ -65,33 +65,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="host-agent", description="Jobs, figures and the live page of the testbed."
-    )
+    parser = argparse.ArgumentParser(prog="host-agent", description="Jobs, figures and the live page of the testbed.")
     parser.add_argument("--debug", action="store_true", help="full tracebacks and verbose logs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="run the service")
     serve.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="default %(default)s")
-    serve.add_argument(
-        "--testbed", type=Path, default=Path("testbed.yaml"), metavar="FILE", help="default %(default)s"
-    )
+    serve.add_argument("--testbed", type=Path, default=Path("testbed.yaml"), metavar="FILE", help="default %(default)s")
     serve.add_argument("--token-file", type=Path, metavar="FILE", help=f"bearer token (or {TOKEN_VARIABLE})")
-    serve.add_argument(
-        "--state-dir", type=Path, metavar="DIR", help="jobs and results (default: XDG state folder)"
-    )
-    serve.add_argument(
-        "--url", metavar="URL", help="address under which ranks reach this service (default: --listen)"
-    )
-    serve.add_argument(
-        "--ring-bench", metavar="PROGRAM", help="benchmark to start (default: ring-bench beside Python)"
-    )
+    serve.add_argument("--state-dir", type=Path, metavar="DIR", help="jobs and results (default: XDG state folder)")
+    serve.add_argument("--url", metavar="URL", help="address under which ranks reach this service (default: --listen)")
+    serve.add_argument("--ring-bench", metavar="PROGRAM", help="benchmark to start (default: ring-bench beside Python)")
     serve.set_defaults(run=_serve)
 
     jobs = commands.add_parser("jobs", help="list, start, stop and switch jobs of a running service")
-    jobs.add_argument(
-        "--server", default=f"http://{DEFAULT_LISTEN}", metavar="URL", help="default %(default)s"
-    )
+    jobs.add_argument("--server", default=f"http://{DEFAULT_LISTEN}", metavar="URL", help="default %(default)s")
     jobs.add_argument("--token-file", type=Path, metavar="FILE", help=f"bearer token (or {TOKEN_VARIABLE})")
     jobs.add_argument("--json", action="store_true", help="print the service's answer as it is")
     actions = jobs.add_subparsers(required=True, metavar="ACTION")
@@ -122,9 +110,7 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     start.add_argument("--payload-scale", type=int, default=1)
     start.add_argument("--seed", type=int)
     start.add_argument("--symphony", choices=["off", "paper", "refined"], default="off")
-    start.add_argument(
-        "--wait", action="store_true", help="until the job has ended; exit 1 unless it finished"
-    )
+    start.add_argument("--wait", action="store_true", help="until the job has ended; exit 1 unless it finished")
     start.set_defaults(run=_jobs_start)
 
 
@@ -192,7 +178,7 @@ async def _serve_on(
         timeout_keep_alive=30,
     )
     loop = asyncio.get_running_loop()
-    server = _Server(config, lambda: loop.call_soon_threadsafe(hub.begin_shutdown) and None)
+    server = _Server(config, lambda: _soon(loop, hub.begin_shutdown))
     logging.getLogger("host_agent").info(
         "listening on %s (testbed %s, page at %s/)", arguments.listen, testbed.name, url
     )
@@ -200,6 +186,10 @@ async def _serve_on(
         await server.serve(sockets=[listener])
     finally:
         hub.kill_processes()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(call)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -230,9 +220,7 @@ def _call(arguments: argparse.Namespace, method: str, path: str, body: dict[str,
     token = load_token(arguments.token_file)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.request(
-            method, arguments.server.rstrip("/") + path, json=body, headers=headers, timeout=60
-        )
+        answer = httpx.request(method, arguments.server.rstrip("/") + path, json=body, headers=headers, timeout=60)
     except httpx.HTTPError as error:
         raise _RequestError(
             f"no host-agent answers at {arguments.server}: {error}; start `host-agent serve`"

@@ -36,9 +36,5 @@ class JobClock:
 
     def view(self) -> dict[str, str]:
         """As REST shows it."""
-        placed = (
-            "switch clock"
-            if self.kind == "twin"
-            else "wall clock of the switch agent (as good as NTP or PTP)"
-        )
+        placed = "switch clock" if self.kind == "twin" else "wall clock of the switch agent (as good as NTP or PTP)"
         return {"kind": self.kind, "unit": "ns", "switch_samples_placed_by": placed}

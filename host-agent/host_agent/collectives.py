@@ -84,12 +84,7 @@ class CollectiveLog:
         collective.
         """
         last = self._last.get(group)
-        if (
-            last is not None
-            and last.iteration == iteration
-            and start_ns <= last.end_ns
-            and end_ns >= last.start_ns
-        ):
+        if last is not None and last.iteration == iteration and start_ns <= last.end_ns and end_ns >= last.start_ns:
             own = max(1, end_ns - start_ns)
             last.start_ns, last.end_ns = min(last.start_ns, start_ns), max(last.end_ns, end_ns)
             last.busbw_gbps = busbw_gbps * own / max(1, last.end_ns - last.start_ns)

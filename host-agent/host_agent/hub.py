@@ -171,9 +171,7 @@ class Hub:
             if failed:
                 raise _first(failed)
             known = {job.id for job in self.jobs if job.active}
-            foreign = [
-                entry for entries in held.values() for entry in entries if entry.get("job_id") not in known
-            ]
+            foreign = [entry for entries in held.values() for entry in entries if entry.get("job_id") not in known]
             job_id, tag = self.jobs.allocate(
                 request.name,
                 {entry["job_id"] for entry in foreign},
@@ -202,9 +200,7 @@ class Hub:
         if request.bench is not None:
             await self._launch(job)
         job.touch()
-        log.info(
-            "job %d (%s): %s on switches %s", job.id, job.name, job.state, ", ".join(job.flows) or "none"
-        )
+        log.info("job %d (%s): %s on switches %s", job.id, job.name, job.state, ", ".join(job.flows) or "none")
         return job
 
     async def stop(self, job_id: int) -> Job:
@@ -250,9 +246,7 @@ class Hub:
         job = self.jobs.get(job_id)
         result = job.result or job.recorder.result
         if result is None:
-            raise ResultNotReadyError(
-                f"job {job_id} ({job.name}) is {job.state} and has no result", state=job.state
-            )
+            raise ResultNotReadyError(f"job {job_id} ({job.name}) is {job.state} and has no result", state=job.state)
         return result
 
     def ingest(self, job_id: int, token: str | None, batch: EventBatch) -> None:
@@ -278,9 +272,7 @@ class Hub:
         change = settings.sent()
         async with job.lock:
             if job.ended:
-                raise ConflictError(
-                    f"job {job_id} ({job.name}) is {job.state}: there is nothing left to switch"
-                )
+                raise ConflictError(f"job {job_id} ({job.name}) is {job.state}: there is nothing left to switch")
             before = await self._now_ns(job)
             done, failed = await each(self._chosen(job.flows), lambda client: _patch(client, job_id, change))
             after = await self._now_ns(job)
@@ -295,9 +287,7 @@ class Hub:
                 self._save(job)
             job.touch()
         if not failed:
-            log.info(
-                "job %d (%s): Symphony %s (%s)", job.id, job.name, "on" if job.enabled else "off", job.variant
-            )
+            log.info("job %d (%s): Symphony %s (%s)", job.id, job.name, "on" if job.enabled else "off", job.variant)
             return job
         if not done and len({type(error) for error in failed.values()}) == 1:
             raise _first(failed)
@@ -351,9 +341,7 @@ class Hub:
             job.process = await BenchProcess.start(command, job.folder, environment)
         except (OSError, StorageError) as error:
             reason = (
-                error.detail
-                if isinstance(error, StorageError)
-                else f"{error.filename or program}: {error.strerror}"
+                error.detail if isinstance(error, StorageError) else f"{error.filename or program}: {error.strerror}"
             )
             job.error = f"ring-bench could not be started: {reason}"
             await self._end(job, "failed")
@@ -465,7 +453,5 @@ def _first(failed: Mapping[str, SwitchError]) -> SwitchError:
     errors = sorted(failed.values(), key=lambda error: isinstance(error, SwitchUnreachableError))
     first = errors[0]
     if len(errors) > 1:
-        first.detail += (
-            f" (and {len(errors) - 1} more: {', '.join(str(e.extra.get('switch')) for e in errors[1:])})"
-        )
+        first.detail += f" (and {len(errors) - 1} more: {', '.join(str(e.extra.get('switch')) for e in errors[1:])})"
     return first

@@ -242,16 +242,12 @@ class JobList:
         if len(self._jobs) >= MAX_JOBS:
             ended = [job for job in self._jobs.values() if not job.active]
             if not ended:
-                raise CapacityError(
-                    f"{MAX_JOBS} jobs are active, which is the most host-agent holds; stop one"
-                )
+                raise CapacityError(f"{MAX_JOBS} jobs are active, which is the most host-agent holds; stop one")
             del self._jobs[min(ended, key=lambda job: job.ended_unix_s or 0.0).id]
         ids = ids_taken | self._jobs.keys()
         tags = tags_taken | {job.tag for job in active}
         count = len(JOB_IDS)
-        job_id = next(
-            (i for k in range(count) if (i := JOB_IDS[(self._last_id + k) % count]) not in ids), None
-        )
+        job_id = next((i for k in range(count) if (i := JOB_IDS[(self._last_id + k) % count]) not in ids), None)
         tag = next((t for t in range(1 << LAYOUT.job_tag_bits) if t not in tags), None)
         if job_id is None or tag is None:
             what = "Job_ID" if job_id is None else "job_tag"

@@ -76,9 +76,7 @@ class BenchProcess:
         self.log = folder / "ring-bench.log"
 
     @classmethod
-    async def start(
-        cls, command: Sequence[str], folder: Path, environment: Mapping[str, str]
-    ) -> BenchProcess:
+    async def start(cls, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> BenchProcess:
         """Start `command` with its output going to `folder`/ring-bench.log.
 
         Raises OSError when the program cannot be started and StorageError when the folder cannot be written.
@@ -114,11 +112,11 @@ class BenchProcess:
         self.kill()
         return code
 
-    async def stop(self, grace_s: float = GRACE_S) -> None:
-        """SIGTERM to the group, SIGKILL to what is still there after `grace_s` seconds."""
+    async def stop(self, grace_s: float | None = None) -> None:
+        """SIGTERM to the group, SIGKILL to what is still there after `grace_s` seconds (GRACE_S)."""
         self.terminate()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(GRACE_S if grace_s is None else grace_s):
                 await self._process.wait()
         self.kill()
         await self._process.wait()

@@ -41,9 +41,7 @@ class HubCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families; per name only the newest job, so that a reused name gives no duplicate series."""
-        jobs = list(
-            {job.name: job for job in sorted(self._hub.jobs, key=lambda j: j.created_unix_s)}.values()
-        )
+        jobs = list({job.name: job for job in sorted(self._hub.jobs, key=lambda j: j.created_unix_s)}.values())
         yield from self._job_families(jobs)
         yield from self._duration_families(jobs)
         yield from self._own_families()
@@ -65,9 +63,7 @@ class HubCollector(Collector):
             "Bus bandwidth of the newest collectives, mean over groups (nccl-tests' busbw).",
             labels=["job"],
         )
-        events = CounterMetricFamily(
-            "symphony_events", "Step events received from the ranks.", labels=["job"]
-        )
+        events = CounterMetricFamily("symphony_events", "Step events received from the ranks.", labels=["job"])
         dropped = CounterMetricFamily(
             "symphony_events_dropped",
             "Step events lost on the way to host-agent, or refused by it.",
@@ -137,9 +133,7 @@ class HubCollector(Collector):
                 success.add_metric([f"switch:{name}"], float(status.success))
             if status.last_success_unix_s is not None:
                 last.add_metric([f"switch:{name}"], status.last_success_unix_s)
-        streams = GaugeMetricFamily(
-            "symphony_event_streams_open", "Open server-sent event streams.", self._slots.open
-        )
+        streams = GaugeMetricFamily("symphony_event_streams_open", "Open server-sent event streams.", self._slots.open)
         jobs = GaugeMetricFamily("symphony_jobs", "Jobs in host-agent's list.", len(self._hub.jobs))
         yield from (success, last, streams, jobs)
 

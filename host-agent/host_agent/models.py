@@ -149,7 +149,5 @@ class EventBatch(_Strict):
     dropped: Annotated[int, Field(ge=0)] = 0
     """Events that this reporter has had to drop so far in this run."""
     events: Annotated[list[EventRow], Field(max_length=MAX_EVENTS_PER_BATCH)] = Field(default_factory=list)
-    collectives: Annotated[list[CollectiveRow], Field(max_length=MAX_EVENTS_PER_BATCH)] = Field(
-        default_factory=list
-    )
+    collectives: Annotated[list[CollectiveRow], Field(max_length=MAX_EVENTS_PER_BATCH)] = Field(default_factory=list)
     result: dict[str, Any] | None = None

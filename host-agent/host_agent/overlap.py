@@ -81,9 +81,7 @@ def in_flight_range(start: I64, end: I64, step: I64) -> StepFunction:
         np.add.at(edges, last[members] - begin, -1)
         busy = np.cumsum(edges[:-1]) > 0
         hi_part, lo_part = hi[begin:finish], lo[begin:finish]
-        hi_part[busy] = step[
-            members[0]
-        ]  # steps come in ascending order: the last one to write is the largest
+        hi_part[busy] = step[members[0]]  # steps come in ascending order: the last one to write is the largest
         lo_part[busy & (lo_part == NONE)] = step[members[0]]
     return StepFunction(times, lo, hi)
 

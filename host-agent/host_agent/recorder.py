@@ -93,9 +93,7 @@ class Recorder:
             self.result = batch.result
         mapping = self.track.fold_if_full()
         if mapping is not None:
-            moved = {
-                key: posted._replace(handle=int(mapping[posted.handle])) for key, posted in self._open.items()
-            }
+            moved = {key: posted._replace(handle=int(mapping[posted.handle])) for key, posted in self._open.items()}
             self._open = {key: posted for key, posted in moved.items() if posted.handle >= 0}
 
     def _event(self, row: EventRow) -> None:

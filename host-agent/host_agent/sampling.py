@@ -22,6 +22,8 @@ __all__ = ["Agreement", "SwitchLog", "SwitchSample", "TickFigure", "Window"]
 
 HISTORY: Final = 20_000
 """Samples kept per switch, and tick figures per job."""
+OPEN_TICKS: Final = 400
+"""Ticks that wait for a switch's sample; at 50 ms a tick, 20 s."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,7 @@ class SwitchLog:
         any time of its window, the smallest in flight at its end. Figures older than the track's detail are
         skipped.
         """
-        while (
-            self._unchecked
-            and clock.place(self._unchecked[0].t_ns, self._unchecked[0].time_unix_s) <= until_ns
-        ):
+        while self._unchecked and clock.place(self._unchecked[0].t_ns, self._unchecked[0].time_unix_s) <= until_ns:
             figure = self._unchecked.popleft()
             spans = [
                 (clock.place(w.begin_ns, w.begin_unix_s), clock.place(w.end_ns, w.end_unix_s), w.site)
@@ -193,6 +192,9 @@ class SwitchLog:
             return
         row = self._open.setdefault(tick, {})
         row[switch] = sample
+        if len(self._open) > OPEN_TICKS:  # a switch is silent: its ticks will not become complete
+            del self._open[min(self._open)]
+            self.incomplete_ticks += 1
         if len(row) == len(self.sites):
             for old in [t for t in self._open if t < tick]:
                 del self._open[old]

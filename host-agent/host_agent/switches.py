@@ -34,9 +34,7 @@ class SwitchClient:
         token = _token(entry)
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._http = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=TIMEOUT, transport=transport
-        )
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=TIMEOUT, transport=transport)
 
     async def close(self) -> None:
         """Close the connections."""

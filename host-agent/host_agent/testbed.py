@@ -84,9 +84,7 @@ class Testbed(_Entry):
         known = {s.name for s in self.switches}
         for host in self.hosts:
             if host.switch not in known:
-                raise ValueError(
-                    f"host {host.name!r} hangs on switch {host.switch!r}, which is not in the list"
-                )
+                raise ValueError(f"host {host.name!r} hangs on switch {host.switch!r}, which is not in the list")
         return self
 
     def pick(self, hosts: list[str] | None, world: int | None) -> list[HostEntry]:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,7 @@ class FakeSwitch:
         self._seq = 0
         self.app = self._build()
 
-    def feed(
-        self, job_id: int, *, at: float, ns: int | None, low: int, high: int, packets: int, **more: Any
-    ) -> None:
+    def feed(self, job_id: int, *, at: float, ns: int | None, low: int, high: int, packets: int, **more: Any) -> None:
         """Add a register sample taken at wall time `at` and switch time `ns`."""
         self._seq += 1
         sample = {
@@ -142,7 +141,6 @@ class Bench:
     switches: dict[str, FakeSwitch]
     folder: Path
     program: Path
-    _extra: dict[str, Any] = field(default_factory=dict)
 
     async def register(self, name: str = "job", **more: Any) -> dict[str, Any]:
         """POST a job whose ranks somebody else starts."""
@@ -157,44 +155,14 @@ class Bench:
         return await self.client.post(f"/api/v1/jobs/{job['id']}/events", json=body, headers=headers)
 
 
-FAKE_BENCH = """#!{python}
-import json, os, signal, subprocess, sys, time, urllib.request
-arguments = sys.argv[1:]
-mode = os.environ.get("FAKE_BENCH", "ok")
-def option(name):
-    return arguments[arguments.index(name) + 1]
-if mode == "ok":
-    with open(option("-J"), "w") as file:
-        json.dump({{"schema_version": 1, "arguments": arguments, "token":
-        bool(os.environ["SYMPHONY_EVENTS_TOKEN"]),
-                    "leaked": "HOST_AGENT_TOKEN" in os.environ}}, file)
-    print("# done")
-elif mode == "fail":
-    print("rank 3 on h3: RETRY_EXC_ERR towards h4, step 17", file=sys.stderr)
-    sys.exit(3)
-elif mode in ("hang", "stubborn"):
-    if mode == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen([sys.executable, "-c",
-        "import signal, time\\nif {stubborn!r} in '" + mode + "': signal.signal(signal.SIGTERM,
-        signal.SIG_IGN)\\n" "print('up', flush=True)\\ntime.sleep(600)"], stdout=subprocess.PIPE)
-    child.stdout.readline()
-    print("child", child.pid, flush=True)
-    time.sleep(600)
-elif mode == "orphan":
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    print("child", child.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 @pytest.fixture
 def fake_bench(tmp_path: Path) -> Path:
     """A program that behaves as the environment variable FAKE_BENCH says: ok, fail, hang, stubborn,
     orphan.
     """
     program = tmp_path / "fake-ring-bench"
-    program.write_text(FAKE_BENCH.format(python=sys.executable, stubborn="stubborn"))
+    script = Path(__file__).with_name("fake_ring_bench.py").read_text()
+    program.write_text(f"#!{sys.executable}\n{script}")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return program
 
@@ -245,8 +213,6 @@ async def bench(make_bench: Callable[..., Bench]) -> AsyncIterator[Bench]:
 
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     """Wait for a condition; fail the test when it does not come true."""
-    import asyncio
-
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()

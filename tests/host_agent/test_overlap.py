@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from host_agent.overlap import NONE, OPEN, StepTrack, downsample, in_flight_range, unwrap
 
 instances = st.lists(
-    st.tuples(
-        st.integers(0, 60), st.one_of(st.none(), st.integers(0, 30)), st.integers(0, 12), st.integers(0, 2)
-    ),
+    st.tuples(st.integers(0, 60), st.one_of(st.none(), st.integers(0, 30)), st.integers(0, 12), st.integers(0, 2)),
     max_size=40,
 )
 """(start, duration or still open, step, site)"""
@@ -101,13 +99,9 @@ def test_folding_keeps_the_curve(count: int, jitter: int) -> None:
     ft, fvalues = folded.overlap()
     assert folded.size < 64
     for moment in range(late):
-        assert value_at(ft.tolist(), fvalues.tolist(), moment) <= value_at(
-            t.tolist(), values.tolist(), moment
-        )
+        assert value_at(ft.tolist(), fvalues.tolist(), moment) <= value_at(t.tolist(), values.tolist(), moment)
     for moment in range(late, rows[-1][0] + 60):
-        assert value_at(ft.tolist(), fvalues.tolist(), moment) == value_at(
-            t.tolist(), values.tolist(), moment
-        )
+        assert value_at(ft.tolist(), fvalues.tolist(), moment) == value_at(t.tolist(), values.tolist(), moment)
 
 
 def test_summary_weighs_by_time_and_leaves_idle_time_out() -> None:
