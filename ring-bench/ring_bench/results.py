@@ -64,14 +64,16 @@ class SizeResult(_Model):
     count: int = Field(description="elements, on the same scale")
     type: str
     redop: str
-    root: int = Field(-1, description="always -1: an AllReduce has no root")
+    root: int = Field(default=-1, description="always -1: an AllReduce has no root")
     time_us: float | None = Field(
         description="time of one iteration: first post to last completion over all timed iterations of "
         "a group, divided by their number, mean over the groups; null when no time passed (one rank)"
     )
     algbw_gbps: float | None = Field(description="size / time in GB/s (10^9 bytes per second), as nccl-tests")
     busbw_gbps: float | None = Field(description="algbw x 2(N-1)/N, N = ranks of a group, in GB/s")
-    wrong: int | None = Field(description="elements with a wrong value, all ranks; null when check is 0")
+    wrong: int | None = Field(
+        description="elements with a wrong value, all ranks, warm-up included; null when check is 0"
+    )
     iterations: int = Field(description="timed iterations that every covered rank completed")
     cct_us: Percentiles | None = Field(
         description="collective completion time per group and iteration: first post to last completion"

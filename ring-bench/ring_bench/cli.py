@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``ring-bench``: nccl-tests' flags and table, for ring AllReduce with step tags."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from ring_bench import report
+from ring_bench.config import Config, Release, Tagging
+from ring_bench.dtypes import DATATYPES, REDUCTIONS
+from ring_bench.errors import RingBenchError, UsageError
+from ring_bench.launch import place
+from ring_bench.results import json_schema
+from ring_bench.session import Options, Session, version
+from ring_bench.units import parse_size
+from ring_bench.verbs import PROVIDERS
+
+__all__ = ["main"]
+
+_DEFAULT_SIZE = 32 << 20
+_DEFAULT_SOCKET = "/tmp/fabric-twin/verbs.sock"  # noqa: S108 (where fabric-twin listens by default)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; leaves with 0, 1 (failed or wrong values), 2 (usage) or 128 + signal."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.print_schema:
+        print(json.dumps(json_schema(), indent=2, sort_keys=True))
+        return
+    try:
+        session = _session(given)
+        status = session.execute()
+    except RingBenchError as error:
+        if given.debug:
+            traceback.print_exc()
+        print(f"ring-bench: {error}", file=sys.stderr)
+        status = 2 if isinstance(error, UsageError) else 1
+    sys.exit(status)
+
+
+def _session(given: argparse.Namespace) -> Session:
+    placement = place(given.world, given.rank, given.master, os.environ)
+    slots, step_bits = _slots_and_bits(given)
+    minbytes = given.minbytes or given.maxbytes or _DEFAULT_SIZE
+    config = Config(
+        world=placement.world,
+        split=given.split,
+        rings=given.rings,
+        minbytes=minbytes,
+        maxbytes=given.maxbytes or minbytes,
+        stepbytes=given.stepbytes,
+        stepfactor=given.stepfactor,
+        iters=given.iters,
+        warmup_iters=given.warmup_iters,
+        run_cycles=given.run_cycles,
+        check=given.check,
+        datatype=given.datatype,
+        op=given.op,
+        tagging=given.tagging,
+        release=given.release,
+        slots=slots,
+        job_tag=given.job_tag,
+        step_bits=step_bits,
+        segment=given.segment,
+        mtu=given.mtu,
+        traffic_class=given.traffic_class,
+        payload_scale=given.payload_scale,
+        seed=given.seed,
+    )
+    if given.events is not None and not given.events.startswith(("http://", "https://")):
+        raise UsageError(f"--events is an http:// or https:// address, not {given.events!r}")
+    options = Options(
+        provider=given.provider,
+        socket=given.verbs,
+        hosts=_hosts(given.hosts, config.world),
+        job=given.job,
+        timeout_s=given.timeout or None,
+        output=given.output_file,
+        events_url=given.events,
+        debug=given.debug,
+    )
+    return Session(config, placement, options, out=_print)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _slots_and_bits(given: argparse.Namespace) -> tuple[int, int]:
+    """Static tagging has one QP per tag, so either option gives the other; else the defaults are 4 and 10."""
+    slots, bits = given.slots, given.step_bits
+    if given.tagging != "static":
+        return slots or 4, bits or 10
+    if slots is None and bits is None:
+        return 4, 2
+    if bits is None:
+        return slots, max(2, slots.bit_length() - 1)
+    return slots or 1 << bits, bits
+
+
+def _hosts(text: str | None, world: int) -> tuple[str | int, ...]:
+    if text is None:
+        return tuple(range(world))
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != world or not all(names):
+        raise UsageError(f"--hosts names {len([n for n in names if n])} hosts, the world has {world} ranks")
+    return tuple(int(name) if name.isdigit() else name for name in names)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(name: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{name} is a whole number from 1 up, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a whole number, not {text!r}") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"seconds from 0 up, not {text!r}")
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ring-bench",
+        description="Ring AllReduce over RDMA writes whose UDP source port carries job and step.",
+        epilog=report.column_help(),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument_group("sizes and iterations (as nccl-tests)").add_argument
+    add("-b", "--minbytes", type=_size, metavar="SIZE", help="smallest size (default 32M)")
+    add("-e", "--maxbytes", type=_size, metavar="SIZE", help="largest size (default: the smallest)")
+    add("-i", "--stepbytes", type=_size, metavar="SIZE", help="sweep by adding (default 1M)")
+    add("-f", "--stepfactor", type=_number, metavar="N", help="sweep by multiplying")
+    add("-n", "--iters", type=_number, default=20, metavar="N", help="timed iterations (default 20)")
+    add("-w", "--warmup_iters", type=_number, default=1, metavar="N", help="untimed first (default 1)")
+    add("-N", "--run_cycles", type=_number, default=1, metavar="N", help="repeat the sweep (default 1)")
+    add("-c", "--check", type=_number, default=1, metavar="0|1", help="verify every iteration (default 1)")
+    add("-d", "--datatype", default="float", metavar="TYPE", help=f"{', '.join(DATATYPES)} (default float)")
+    add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(REDUCTIONS)} (default sum)")
+    add("-J", "--output_file", type=Path, metavar="FILE", help="write the result as JSON")
+    add(
+        "-T",
+        "--timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="S",
+        help="give up after S seconds without any completion; 0: never (default 120)",
+    )
+
+    add = parser.add_argument_group("ranks").add_argument
+    add("--world", type=_positive("--world"), metavar="N", help="ranks in all")
+    add("--rank", type=_number, metavar="R", help="run this one rank here (needs --world and --master)")
+    add("--master", metavar="HOST:PORT", help="where rank 0 is met; found out under mpirun, srun, torchrun")
+    add("--hosts", metavar="H0,H1,..", help="host of each rank, by name or index (default: rank r on host r)")
+    add("--split", metavar="'MOD N'|'DIV N'", help="groups that each run their own AllReduce")
+    add("--rings", type=_number, default=1, metavar="N", help="rings (channels) per group (default 1)")
+
+    add = parser.add_argument_group("steps and tags").add_argument
+    add(
+        "--tagging",
+        choices=get_args(Tagging),
+        default="per-step",
+        help="a fresh QP per step, a persistent QP whose port is changed when drained, or one QP per tag",
+    )
+    add(
+        "--release",
+        choices=get_args(Release),
+        default="in-order",
+        help="step k+1 is sent when: all steps <= k are reduced; step k is reduced; any k+1 steps are here "
+        "(count: sums are wrong, needs -c 0)",
+    )
+    add("--slots", type=_positive("--slots"), metavar="W", help="QPs per ring edge (default 4)")
+    add("--job-tag", type=_number, default=0, metavar="J", help="job tag in the source port (default 0)")
+    add("--step-bits", type=_positive("--step-bits"), metavar="B", help="bits of the step (default 10)")
+    add("--segment", type=_size, default=1 << 30, metavar="SIZE", help="largest RDMA write (default 1G)")
+    add("--mtu", type=_size, metavar="BYTES", help="path MTU (default: the smallest active MTU)")
+    add(
+        "--traffic-class",
+        type=_number,
+        default=106,
+        metavar="TC",
+        help="GRH traffic class, DSCP << 2 | ECN (default 106: DSCP 26, ECT(0))",
+    )
+
+    add = parser.add_argument_group("fabric").add_argument
+    add("--provider", choices=tuple(PROVIDERS), default="twin", help="way to the fabric (default twin)")
+    add("--verbs", default=_DEFAULT_SOCKET, metavar="SOCKET", help=f"the twin's (default {_DEFAULT_SOCKET})")
+    add("--seed", type=_number, default=1, metavar="N", help="of the data and of the twin (default 1)")
+    add(
+        "--payload-scale",
+        type=_number,
+        default=1,
+        metavar="S",
+        help="move one element for every S on the wire (twin only; default 1)",
+    )
+    add("--job", default="ring-bench", metavar="NAME", help="name of the job")
+    add("--events", metavar="URL", help="send step events to a host-agent: .../api/v1/jobs/ID/events")
+
+    add = parser.add_argument_group("other").add_argument
+    add("--debug", action="store_true", help="show tracebacks")
+    add("--print-schema", action="store_true", help="print the JSON schema of -J and leave")
+    add("--version", action="version", version=f"ring-bench {version()}")
+    return parser

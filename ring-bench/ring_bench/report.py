@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table on the terminal, in nccl-tests' shape: lines that are no rows begin with "#".
+
+People and their scripts read the footer lines ``# Out of bounds values`` and ``# Avg bus bandwidth``.
+"""
+
+from __future__ import annotations
+
+from ring_bench.config import Config
+from ring_bench.results import Percentiles, SizeResult, Totals
+from ring_bench.units import format_size
+from ring_bench.verbs.api import Provider
+
+__all__ = ["column_help", "footer", "preamble", "row", "row_details", "table_head"]
+
+_HEAD = """\
+#
+#       size         count      type   redop    root       time   algbw   busbw  #wrong
+#        (B)    (elements)                                 (us)  (GB/s)  (GB/s)"""
+
+
+def column_help() -> str:
+    """Explain the columns, for ``--help``."""
+    return (
+        "columns: time = one iteration, first post to last completion over all timed iterations of a group "
+        "divided by their number; algbw = size / time; busbw = algbw x 2(N-1)/N, N = ranks of a group; "
+        "GB/s = 10^9 bytes per second; #wrong = elements with a wrong value over all ranks and "
+        "iterations, warm-up included. Sizes: K, M, G are binary."
+    )
+
+
+def preamble(config: Config, provider: Provider, hosts: list[str], mtu: int, segment: int) -> str:
+    """Say what is about to run and what the figures will assume."""
+    groups = config.groups
+    shape = f"{config.world} ranks" + (f" in {len(groups)} groups of {len(groups[0])}" if len(groups) > 1 else "")
+    preset = provider.fabric.get("preset")
+    lines = [
+        f"# ring-bench AllReduce on provider {provider.name}" + (f", preset {preset}" if preset else ""),
+        f"# {shape}, {config.rings} ring(s), hosts {_shorten(hosts)}, path MTU {mtu}, "
+        f"segments up to {format_size(segment)}",
+        f"# tagging {config.tagging} (qp mode {config.qp_mode}), {config.slots} slots, job tag "
+        f"{config.job_tag}, {config.step_bits} step bits; release rule {config.release}; seed {config.seed}",
+        f"# {config.warmup_iters} warm-up + {config.iters} timed iterations, verification "
+        + ("of every iteration" if config.check else "OFF (-c 0)"),
+    ]
+    if config.payload_scale > 1:
+        lines.append(
+            f"# payload scale {config.payload_scale}: a sample of 1/{config.payload_scale} of the data is moved "
+            "and verified; sizes and times are those of all of it"
+        )
+    if config.traffic_class & 3 not in (1, 2):
+        lines.append(f"# traffic class {config.traffic_class} is not ECN-capable: no packet will be marked")
+    return "\n".join(lines)
+
+
+def table_head() -> str:
+    """Give the table's column heads."""
+    return _HEAD
+
+
+def row(result: SizeResult) -> str:
+    """Give a row of the table."""
+    return (
+        f"{result.size_bytes:>12}  {result.count:>12}  {result.type:>8}  {result.redop:>6}  {result.root:>6}"
+        f"  {_number(result.time_us, 1):>9}  {_number(result.algbw_gbps, 3):>6}  "
+        f"{_number(result.busbw_gbps, 3):>6}  {'N/A' if result.wrong is None else result.wrong:>6}"
+    )
+
+
+def row_details(result: SizeResult) -> str:
+    """Give the comment line below a row: percentiles and overlap; empty for a single rank."""
+    parts = []
+    if result.cct_us is not None:
+        parts.append(f"CCT us {_percentiles(result.cct_us)}")
+    if result.step_us is not None:
+        parts.append(f"step us {_percentiles(result.step_us)}")
+    if result.step_overlap is not None:
+        parts.append(f"step overlap max {result.step_overlap.max} mean {result.step_overlap.mean:.2f}")
+    return "#   " + "; ".join(parts) if parts else ""
+
+
+def footer(totals: Totals) -> str:
+    """Give the two lines that scripts look for."""
+    if totals.wrong is None:
+        values = "N/A (verification off)"
+    else:
+        values = f"{totals.wrong} {'OK' if totals.wrong == 0 else 'FAILED'}"
+    bandwidth = "N/A" if totals.avg_busbw_gbps is None else f"{totals.avg_busbw_gbps:.6g}"
+    return f"# Out of bounds values : {values}\n# Avg bus bandwidth    : {bandwidth}\n#"
+
+
+def _percentiles(values: Percentiles) -> str:
+    return f"p50 {values.p50:.1f} p95 {values.p95:.1f} p99 {values.p99:.1f} max {values.max:.1f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
+
+
+def _shorten(names: list[str]) -> str:
+    return ",".join(names) if len(names) <= 4 else f"{names[0]},{names[1]}..{names[-1]}"
