@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The VM with real soft-RoCE, booted at its first use and shared by all tests of a session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "deploy" / "vm"))
+
+from soft_roce_vm import VirtualMachine  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def vm() -> Iterator[VirtualMachine]:
+    """A booted guest: devices rxe0 to rxe3 on h0 to h3, addresses 10.77.0.1 to .4; commands start in the checkout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        machine = VirtualMachine(hosts=4)
+    with machine:
+        yield machine
