@@ -112,18 +112,14 @@ class Names:
             nodes += node.get("oneof", [node.get("singleton")])
         return nodes
 
-    def entry(
-        self, table: str, key: p.TableKey | None = None, data: p.TableData | None = None
-    ) -> p.TableEntry:
+    def entry(self, table: str, key: p.TableKey | None = None, data: p.TableData | None = None) -> p.TableEntry:
         """A TableEntry."""
         return p.TableEntry(table_id=self.id(table), key=key, data=data)
 
     def index(self, table: str, index: int, **values: int) -> p.TableEntry:
         """A register or counter entry."""
         field = self.table(table)["key"][0]["name"]
-        return self.entry(
-            table, self.fields(table, {field: index}), self.data(table, **values) if values else None
-        )
+        return self.entry(table, self.fields(table, {field: index}), self.data(table, **values) if values else None)
 
     def show(self, entity: p.Entity) -> dict[str, Any]:
         """Data field name -> list of ints (one per DataField with that id), or the other value types."""
@@ -131,9 +127,7 @@ class Names:
         table = next(t for t in self.tables.values() if t["id"] == entry.table_id)
         action = next((a for a in table.get("action_specs", ()) if a["id"] == entry.data.action_id), None)
         name = action["name"].rpartition(".")[2] if action else None
-        names = {
-            node["id"]: node["name"] for node in self.data_nodes(table["name"].removeprefix("pipe."), name)
-        }
+        names = {node["id"]: node["name"] for node in self.data_nodes(table["name"].removeprefix("pipe."), name)}
         for field in entry.data.fields:
             word = field.WhichOneof("value")
             value = getattr(field, word)
@@ -164,9 +158,7 @@ class Raw:
         self.n = Names()
         out, req = p.WriteResponse.FromString, p.WriteRequest.SerializeToString
         self._write = self.channel.unary_unary(p.WRITE, req, out)
-        self._read = self.channel.unary_stream(
-            p.READ, p.ReadRequest.SerializeToString, p.ReadResponse.FromString
-        )
+        self._read = self.channel.unary_stream(p.READ, p.ReadRequest.SerializeToString, p.ReadResponse.FromString)
         self._set = self.channel.unary_unary(
             p.SET_FORWARDING_PIPELINE_CONFIG,
             p.SetForwardingPipelineConfigRequest.SerializeToString,
@@ -182,9 +174,7 @@ class Raw:
     async def learn(self) -> Names:
         """Fetch ids from the server."""
         config = await self.config()
-        self.n = Names(
-            json.loads(config.config[0].bfruntime_info), json.loads(config.non_p4_config.bfruntime_info)
-        )
+        self.n = Names(json.loads(config.config[0].bfruntime_info), json.loads(config.non_p4_config.bfruntime_info))
         return self.n
 
     async def config(self) -> p.GetForwardingPipelineConfigResponse:
@@ -218,9 +208,7 @@ class Raw:
 
     async def bind(self, name: str = P4) -> None:
         """BIND to a program."""
-        await self.set_config(
-            p.SetForwardingPipelineConfigRequest.BIND, [p.ForwardingPipelineConfig(p4_name=name)]
-        )
+        await self.set_config(p.SetForwardingPipelineConfigRequest.BIND, [p.ForwardingPipelineConfig(p4_name=name)])
 
     async def set_config(
         self,
@@ -271,9 +259,7 @@ class Raw:
     ) -> list[p.ReadResponse]:
         """All messages of a Read; with ``into`` they are kept when the call then fails."""
         entities = [e if isinstance(e, p.Entity) else p.Entity(table_entry=e) for e in entries]
-        request = p.ReadRequest(
-            target=target, client_id=self.client_id, entities=entities, p4_name=self.p4_name
-        )
+        request = p.ReadRequest(target=target, client_id=self.client_id, entities=entities, p4_name=self.p4_name)
         got = [] if into is None else into
         async for message in self._read(request, timeout=10, metadata=metadata):
             got.append(message)  # what came before a failure counts

@@ -156,9 +156,7 @@ async def test_entry_tgt_replaces_the_target_of_the_request(client: Raw, lab: La
 
 async def test_the_scope_reads_back(client: Raw) -> None:
     """Read of TableAttribute with an empty entry_scope."""
-    ask = p.Entity(
-        table_attribute=p.TableAttribute(table_id=client.n.id("steps"), entry_scope=p.EntryScope())
-    )
+    ask = p.Entity(table_attribute=p.TableAttribute(table_id=client.n.id("steps"), entry_scope=p.EntryScope()))
     before = (await client.read(ask))[0].table_attribute.entry_scope.pipe_scope.predef
     await client.write(single_scope(client, "steps"))
     after = (await client.read(ask))[0].table_attribute.entry_scope.pipe_scope.predef

@@ -35,9 +35,7 @@ class SwitchBackend(Protocol):
     def read_register(self, name: str, index: int, /) -> dict[str, list[int]]:
         """Field name -> one value per pipe."""
 
-    def write_register(
-        self, name: str, index: int, field_values: dict[str, int], pipe: int | None, /
-    ) -> None:
+    def write_register(self, name: str, index: int, field_values: dict[str, int], pipe: int | None, /) -> None:
         """Set all fields of one index, in one pipe or (None) in all."""
 
     def clear_register(self, name: str, /) -> None:
@@ -72,7 +70,10 @@ class FixedTableSource(Protocol):
     """A backend that knows live values of fixed tables (port statistics, queue counters)."""
 
     def read_fixed(self, table: str, key: Mapping[str, int], /) -> Mapping[str, int]:
-        """Data fields to show for that key of e.g. "$PORT_STAT"; those left out keep their stored value."""
+        """Data fields to show for that key of a table by its full name, e.g. "$PORT_STAT".
+
+        Fields left out keep their stored value.
+        """
 
 
 class MemoryBackend:

@@ -223,9 +223,7 @@ def decode_data(
     return action, values
 
 
-def encode_data(
-    action: ActionSpec | None, specs: Iterable[DataSpec], values: Mapping[str, Any]
-) -> p.TableData:
+def encode_data(action: ActionSpec | None, specs: Iterable[DataSpec], values: Mapping[str, Any]) -> p.TableData:
     """The wire form of stored data: those of ``specs`` that have a value, in order."""
     data = p.TableData(action_id=action.id if action else 0)
     for spec in specs:

@@ -108,9 +108,7 @@ class Device:
 
     # ----------------------------------------------------------------------------------------- entities
 
-    def update(
-        self, update: p.Update, request_target: p.TargetDevice, changed: dict[int, Table]
-    ) -> Change | None:
+    def update(self, update: p.Update, request_target: p.TargetDevice, changed: dict[int, Table]) -> Change | None:
         """Apply one update of a batch. P4 tables whose content changed are added to ``changed``."""
         kind, entity = update.type, update.entity
         word = entity.WhichOneof("entity")

@@ -119,9 +119,7 @@ def fixed_document(ports: int = 512) -> Json:
         "schema_version": "1.0.0",
         "tables": [
             _table(1, PORT, "PortConfigure", ports, ["$DEV_PORT"], _port_fields()),
-            _table(
-                2, PORT_STAT, "PortStat", ports, ["$DEV_PORT"], _counters([f"${c}" for c in PORT_COUNTERS])
-            ),
+            _table(2, PORT_STAT, "PortStat", ports, ["$DEV_PORT"], _counters([f"${c}" for c in PORT_COUNTERS])),
             _table(3, DEVICE, "DevConfigure", 1, [], device),
             _table(4, QUEUE_COUNTER, "TmCounterQueue", ports * 8, ["pg_id", "pg_queue"], queue),
         ],

@@ -53,7 +53,7 @@ class _LiveTable(EntryTable):
         if self._source is None:
             return entry
         key = {name: value for name, value in entry.key.items() if isinstance(value, int)}
-        return replace(entry, data={**entry.data, **self._source.read_fixed(self.spec.short_name, key)})
+        return replace(entry, data={**entry.data, **self._source.read_fixed(self.spec.name, key)})
 
 
 class PortTable(_LiveTable):

@@ -70,9 +70,7 @@ class Selector(_Referenced):
     def link(self, tables: Mapping[int, Table]) -> None:
         """Find the profile that the members live in."""
         super().link(tables)
-        self._profile = next(
-            (t for i in self.spec.depends_on if isinstance(t := tables.get(i), ActionProfile)), None
-        )
+        self._profile = next((t for i in self.spec.depends_on if isinstance(t := tables.get(i), ActionProfile)), None)
 
     def check(self, entry: InstalledEntry) -> None:
         """Members exist, are distinct, have a status each, and are not too many."""
@@ -89,9 +87,7 @@ class Selector(_Referenced):
             if self._profile is not None and not self._profile.has(int(member)):
                 raise BfError(BfStatus.OBJECT_NOT_FOUND, f"{where}: there is no member {member};")
 
-    def increment(
-        self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool
-    ) -> dict[str, DataValue]:
+    def increment(self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool) -> dict[str, DataValue]:
         """Add members to a group (status True unless given), or take them out."""
         now: dict[int, bool] = dict(zip(_ints(old.data[MEMBER]), _bools(old.data[STATUS]), strict=True))
         members = _ints(given.get(MEMBER, []))

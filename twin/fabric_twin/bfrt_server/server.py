@@ -25,6 +25,7 @@ __all__ = ["DEFAULT_PORT", "BfRtServer"]
 
 DEFAULT_PORT: Final = 50052
 MAX_MESSAGE = 2**31 - 1
+STOP_GRACE_S = 0.2  # for calls that are being answered
 OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -84,8 +85,8 @@ class BfRtServer:
         """Stop listening and end all calls and streams at once; the tables keep their content."""
         server, self._server = self._server, None
         if server is not None:
-            await server.stop(grace=None)
-            self._sessions.clear()
+            self._sessions.end_all()
+            await server.stop(grace=STOP_GRACE_S)
 
     async def __aenter__(self) -> BfRtServer:
         await self.start()

@@ -65,9 +65,7 @@ class BfRuntimeService:
                 p.StreamMessageResponse.SerializeToString,
             ),
         }
-        return grpc.method_handlers_generic_handler(
-            p.SERVICE, cast("dict[str, grpc.RpcMethodHandler[Any, Any]]", rpcs)
-        )
+        return grpc.method_handlers_generic_handler(p.SERVICE, cast("dict[str, grpc.RpcMethodHandler[Any, Any]]", rpcs))
 
     # ----------------------------------------------------------------------------------- Write and Read
 
@@ -122,9 +120,7 @@ class BfRuntimeService:
         answer = p.GetForwardingPipelineConfigResponse()
         config = answer.config.add(p4_name=program.p4_name, bfruntime_info=program.info.json_bytes)
         pipes = range(self._device.backend.num_pipes)
-        config.profiles.add(
-            profile_name="pipe", context=program.context, binary=program.binary, pipe_scope=pipes
-        )
+        config.profiles.add(profile_name="pipe", context=program.context, binary=program.binary, pipe_scope=pipes)
         answer.non_p4_config.bfruntime_info = self._device.fixed.info.json_bytes
         return answer
 
@@ -209,14 +205,14 @@ class BfRuntimeService:
 async def _next_message(context: Context, session: Session | None) -> p.StreamMessageRequest | None:
     """The client's next message; None when its stream is over.
 
-    Raises BfError when the session was ended from this side.
+    Raises the reason (BfError) when the session is ended from this side.
     """
     read = asyncio.ensure_future(context.read())
-    ended = asyncio.ensure_future(session.ended.wait() if session else asyncio.Event().wait())
+    ended = asyncio.ensure_future((session.ended if session else asyncio.Event()).wait())
     try:
         await asyncio.wait({read, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not read.done():
-            raise BfError(BfStatus.PROGRAM_GONE, "The program that this client was bound to is gone.")
+        if session is not None and session.reason is not None:
+            raise session.reason
         message = read.result()
         return None if message is grpc.aio.EOF else message
     finally:

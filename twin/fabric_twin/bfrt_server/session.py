@@ -19,13 +19,19 @@ OUTBOX_SIZE = 1024
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One subscribed client. ``ended`` tells its stream to close, e.g. when its program is gone."""
+    """One subscribed client. ``end`` closes its stream from this side, e.g. when its program is gone."""
 
     client_id: int
     notifications: p.Subscribe.Notifications
     p4_name: str | None = None
     outbox: asyncio.Queue[p.StreamMessageResponse] = field(default_factory=lambda: asyncio.Queue(OUTBOX_SIZE))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: BfError | None = None
+
+    def end(self, reason: BfError) -> None:
+        """Close the stream with that status."""
+        self.reason = reason
+        self.ended.set()
 
     def send(self, message: p.StreamMessageResponse) -> None:
         """Queue a message; a client that does not read loses the oldest ones."""
@@ -47,9 +53,7 @@ class Sessions:
         """Subscribe a client; INVALID_ARG while its id is taken."""
         self._bury()
         if client_id in self._sessions:
-            raise BfError(
-                BfStatus.INVALID_ARG, f"Can't have two clients with the same client id ({client_id})."
-            )
+            raise BfError(BfStatus.INVALID_ARG, f"Can't have two clients with the same client id ({client_id}).")
         session = Session(client_id, subscribe.notifications)
         answer = p.Subscribe(device_id=subscribe.device_id, notifications=subscribe.notifications)
         answer.status.code = 0
@@ -104,10 +108,13 @@ class Sessions:
         """Close the streams of clients bound to any other program."""
         for session in self._sessions.values():
             if session.p4_name not in (None, p4_name):
-                session.ended.set()
+                reason = "The program that this client was bound to is gone."
+                session.end(BfError(BfStatus.PROGRAM_GONE, reason))
 
-    def clear(self) -> None:
-        """Forget everybody."""
+    def end_all(self) -> None:
+        """Close all streams and forget everybody: the server stops."""
+        for session in self._sessions.values():
+            session.end(BfError(BfStatus.NOT_READY, "The server stops."))
         self._sessions.clear()
         self._unnoticed.clear()
 

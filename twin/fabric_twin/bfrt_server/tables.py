@@ -220,9 +220,7 @@ class EntryTable(Table):
     def check_unused(self, entry: InstalledEntry) -> None:
         """Refuse to delete an entry that others refer to."""
 
-    def increment(
-        self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool
-    ) -> dict[str, DataValue]:
+    def increment(self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool) -> dict[str, DataValue]:
         """The data after MODIFY_INC."""
         raise self.unsupported("does not support MODIFY_INC")
 
