@@ -37,8 +37,8 @@ def switch_panels() -> list[timeseries.Panel]:
             "Alpha",
             note(
                 "the gain multiplier alpha of the marking probability (paper eq. 3), per job and switch.",
-                read="one up with each window whose share of outpacing packets reaches tau, one down (not below 1) with "
-                "each other window. A steady climb: the marks do not slow anybody down.",
+                read="one up with each window whose share of outpacing packets reaches tau, one down (not below 1) "
+                "with each other window. A steady climb: the marks do not slow anybody down.",
                 is_not="a probability. With state per port it is the highest of all ports.",
             ),
             Query(f"max by (job, switch) (symphony_alpha{{{SWITCH}}})", "{{job}}: {{switch}}"),
