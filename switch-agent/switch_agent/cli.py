@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from switch_agent.agent.config import SwitchConfig, load_config
@@ -121,7 +122,7 @@ def _doctor(args: argparse.Namespace, console: Console) -> int:
         table = Table("", "finding", "evidence", "what to do")
         signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]failure[/]"}
         for finding in findings:
-            table.add_row(signs[finding.level], finding.id, finding.evidence, finding.fix)
+            table.add_row(signs[finding.level], finding.id, escape(finding.evidence), escape(finding.fix))
         console.print(table)
     return 0 if healthy else 1
 

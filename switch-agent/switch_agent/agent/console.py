@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from switch_agent.errors import AgentUnreachableError
@@ -66,7 +67,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
     for column in columns:
         table.add_column(column, justify="left" if column in ("job", "variant", "field", "value") else "right")
     for row in rows:
-        table.add_row(*(_text(value) for value in row))
+        table.add_row(*(escape(_text(value)) for value in row))
     return table
 
 

@@ -55,16 +55,20 @@ class Frame:
     def view(self, at: int) -> dict[str, Any]:
         """Return row ``at`` as REST shows it."""
         row = self.rows[at]
-        seen = int(row["switch_time_ns"]) >= 0
+
+        def known(name: str) -> int | None:
+            value = int(row[name])
+            return value if value >= 0 else None
+
         pipes = int(row["live_pipes"])
         return {
             "seq": self.seq,
             "job_id": int(row["job_id"]),
             "name": self.names[at],
             "time_unix_s": self.time_unix_s,
-            "switch_time_ns": int(row["switch_time_ns"]) if seen else None,
-            "step_min": int(row["step_min"]) if seen else None,
-            "step_max": int(row["step_max"]) if seen else None,
+            "switch_time_ns": known("switch_time_ns"),
+            "step_min": known("step_min"),
+            "step_max": known("step_max"),
             "overlap": int(row["overlap"]),
             "alpha": int(row["alpha"]),
             "psn_recorded": int(row["psn_recorded"]),

@@ -138,14 +138,14 @@ class AgentCollector(Collector):
         reconnects.add_metric((switch,), agent.session.reconnects)
         drift = GaugeMetricFamily(
             "symphony_reconcile_drift",
-            "Entries that differed from the desired state at the last comparison.",
+            "Entries that differ from the desired state, as of the last comparison.",
             labels=("switch",),
         )
         seconds = GaugeMetricFamily(
             "symphony_reconcile_duration_seconds", "How long the last reconcile took.", labels=("switch",)
         )
         if agent.drift is not None:
-            drift.add_metric((switch,), agent.drift.total)
+            drift.add_metric((switch,), 0 if agent.drift.repaired else agent.drift.total)
             seconds.add_metric((switch,), agent.drift.seconds)
         used = GaugeMetricFamily(
             "symphony_table_entries",
@@ -156,7 +156,11 @@ class AgentCollector(Collector):
         for table, (entries, capacity) in agent.usage.items():
             used.add_metric((switch, table), entries)
             size.add_metric((switch, table), capacity)
-        yield from (state, reconnects, drift, seconds, used, size)
+        repairs = CounterMetricFamily(
+            "symphony_reconcile_repairs", "Entries that reconciles repaired.", labels=("switch",)
+        )
+        repairs.add_metric((switch,), agent.repairs)
+        yield from (state, reconnects, drift, seconds, repairs, used, size)
 
     def _sampler_families(self) -> Iterator[Metric]:
         agent = self._agent

@@ -54,6 +54,7 @@ class Drift:
     modified: int = 0
     deleted: int = 0
     seconds: float = 0.0
+    repaired: bool = False
     tables: dict[str, int] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)
 
@@ -69,6 +70,7 @@ class Drift:
             "added": self.added,
             "modified": self.modified,
             "deleted": self.deleted,
+            "repaired": self.repaired,
             "seconds": round(self.seconds, 4),
             "tables": self.tables,
             "details": self.details,
@@ -133,6 +135,7 @@ class Reconciler:
                     f"switch {client.address} still differs in {left.total} entries after they were "
                     f"written: {'; '.join(left.details)}"
                 )
+            drift.repaired = True
             log.info(
                 "switch %s: %d entries added, %d modified, %d deleted",
                 client.address,

@@ -149,7 +149,7 @@ class Sampler:
         """Return the last sampled step_min of a job, None before its first packet."""
         frame = self.history.latest
         at = frame.find(job_id) if frame else None
-        if frame is None or at is None or frame.rows[at]["switch_time_ns"] < 0:
+        if frame is None or at is None or frame.rows[at]["step_min"] < 0:
             return None
         return int(frame.rows[at]["step_min"])
 

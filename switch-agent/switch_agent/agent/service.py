@@ -64,6 +64,8 @@ class Agent:
         self.options = options
         self.name = options.name
         self.drift: Drift | None = None
+        self.repairs = 0
+        """Entries that reconciles had to add, modify or delete."""
         self.reconcile_error: str | None = None
         self.usage: dict[str, tuple[int, int]] = {}
         self.stopping = asyncio.Event()
@@ -131,6 +133,7 @@ class Agent:
         tables = Tables.of(client.schema)
         run = self._reconciler.compare if dry_run else self._reconciler.apply
         self.drift = await run(client, tables, self.jobs.all())
+        self.repairs += self.drift.total if self.drift.repaired else 0
         match_tables = [tables.classify, tables.classify6, tables.params]
         used = await client.usage(match_tables, from_hw=False)
         self.usage = {table.short_name: (count, table.size) for table, count in zip(match_tables, used, strict=True)}
@@ -150,6 +153,7 @@ class Agent:
                 await self._reconcile(client, dry_run=False)
             except (ReconcileError, WriteError) as error:
                 # The switch refuses something: the rest of it works, and this is shown until it is solved.
+                self.drift = None
                 self.reconcile_error = str(error)
                 log.error("reconcile failed: %s", error)  # noqa: TRY400 - the text says it all
 

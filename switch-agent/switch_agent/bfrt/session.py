@@ -153,9 +153,13 @@ class Session:
 
     async def wait_for(self, *states: SessionState, timeout: float | None = None) -> SessionState:
         """Wait until the session is in one of ``states``; TimeoutError after ``timeout`` seconds."""
+        await self.wait_until(lambda: self.state in states, timeout)
+        return self.state
+
+    async def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
+        """Wait until ``condition``, checked at every change of state, holds; TimeoutError otherwise."""
         async with asyncio.timeout(timeout), self._changed:
-            await self._changed.wait_for(lambda: self.state in states)
-            return self.state
+            await self._changed.wait_for(condition)
 
     def lose(self, reason: str) -> None:
         """Give up the current connection and build a new one."""
