@@ -714,7 +714,7 @@ def run(s: View, planes: Planes, until: int, max_events: int) -> int:
     while events < max_events:
         entity = s.win[1]
         t = key[entity]
-        if t > until:
+        if t > until or t == NEVER:
             if until < NEVER:
                 sc[Sc.NOW] = max(sc[Sc.NOW], until)
                 reason = REACHED
