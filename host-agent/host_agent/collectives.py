@@ -50,8 +50,8 @@ class CollectiveRecord:
     iteration: int
     start_ns: int
     end_ns: int
-    busbw_gbps: float
-    """Bus bandwidth in GB/s (decimal, nccl-tests' busbw)."""
+    busbw_gbps: float | None
+    """Bus bandwidth in GB/s (decimal, nccl-tests' busbw); None where there is none, as for a rank alone."""
 
     @property
     def cct_s(self) -> float:
@@ -79,7 +79,7 @@ class CollectiveLog:
         self.total = 0
         self._last: dict[int, CollectiveRecord] = {}
 
-    def add(self, group: int, iteration: int, start_ns: int, end_ns: int, busbw_gbps: float) -> None:
+    def add(self, group: int, iteration: int, start_ns: int, end_ns: int, busbw_gbps: float | None) -> None:
         """Take one report. It extends the group's newest record when it is another part of the same
         collective.
         """
@@ -87,7 +87,8 @@ class CollectiveLog:
         if last is not None and last.iteration == iteration and start_ns <= last.end_ns and end_ns >= last.start_ns:
             own = max(1, end_ns - start_ns)
             last.start_ns, last.end_ns = min(last.start_ns, start_ns), max(last.end_ns, end_ns)
-            last.busbw_gbps = busbw_gbps * own / max(1, last.end_ns - last.start_ns)
+            if busbw_gbps is not None:
+                last.busbw_gbps = busbw_gbps * own / max(1, last.end_ns - last.start_ns)
             return
         if last is not None:
             self.durations.observe(last.cct_s)
@@ -108,13 +109,14 @@ class CollectiveLog:
         for record in reversed(self.records):
             if record.group in newest:
                 break
-            newest[record.group] = record.busbw_gbps
+            if record.busbw_gbps is not None:
+                newest[record.group] = record.busbw_gbps
         return sum(newest.values()) / len(newest) if newest else None
 
     def summary(self) -> dict[str, float | int | None]:
         """Percentiles over groups and iterations of what is kept, in seconds and GB/s."""
         times = [record.cct_s for record in self.records]
-        rates = [record.busbw_gbps for record in self.records]
+        rates = [record.busbw_gbps for record in self.records if record.busbw_gbps is not None]
         span = (
             (max(r.end_ns for r in self.records) - min(r.start_ns for r in self.records)) / 1e9
             if self.records

@@ -197,6 +197,7 @@ class Hub:
                 self.store.save(job)
             self.jobs.remove(job)
             raise
+        job.preset = await self._preset()
         if request.bench is not None:
             await self._launch(job)
         job.touch()
@@ -393,6 +394,14 @@ class Hub:
             self.store.save(job)
         except StorageError as error:
             log.warning("%s", error)
+
+    async def _preset(self) -> str | None:
+        """The twin's parameter preset; testbed.yaml may name one for other fabrics."""
+        if self._twin is not None:
+            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+                answer = await self._twin.get("/api/v1/topology")
+                return str(answer.raise_for_status().json()["preset"])
+        return self.testbed.preset
 
     async def _now_ns(self, job: Job) -> int | None:
         """Now on the job's clock: the twin tells its own; otherwise CLOCK_MONOTONIC of this machine."""

@@ -81,6 +81,8 @@ class Job:
     toggles: deque[Toggle] = field(default_factory=lambda: deque(maxlen=256))
     events_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     process: BenchProcess | None = None
+    preset: str | None = None
+    """Parameter preset of the fabric, where it has one."""
     stop_requested: bool = False
     on_switches: bool = False
     """The switches still hold an ended job, so its identities are not free yet."""
@@ -189,6 +191,7 @@ class Job:
             "hosts": [host.name for host in self.hosts],
             "bench": request.bench.model_dump() if request.bench else None,
             "seed": request.seed,
+            "preset": self.preset,
             "symphony": self.symphony,
             "switches": self.switch_views(),
             "toggles": [toggle.view() for toggle in self.toggles],

@@ -132,7 +132,7 @@ class JobRequest(_Strict):
 
 
 EventRow = tuple[int, int, int, int, int, Literal["post", "done"], int]
-CollectiveRow = tuple[int, int, int, int, float]
+CollectiveRow = tuple[int, int, int, int, float | None]
 
 
 class EventBatch(_Strict):

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ECharts options of the live page, made from a job's bounded curves; no NiceGUI here.
+
+Colours work on light and dark ground alike. Times are those of the job's clock, counted from its first post.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from host_agent.jobs import Job
+from host_agent.recorder import RingProgress
+from host_agent.views import MAX_POINTS, host_overlap, switch_overlap, switch_series
+
+__all__ = [
+    "TimeAxis",
+    "alpha_options",
+    "cct_options",
+    "marks_options",
+    "overlap_options",
+    "progress_options",
+    "time_axis",
+]
+
+
+Options = dict[str, Any]
+
+HOST: Final = "#3b82f6"
+SWITCH: Final = "#f59e0b"
+SYMPHONY: Final = "#10b981"
+MUTED: Final = "#8b95a5"
+GRID: Final = "rgba(139,149,165,0.20)"
+SERIES: Final = ("#3b82f6", "#f59e0b", "#8b5cf6", "#10b981", "#ef4444", "#06b6d4", "#ec4899", "#84cc16")
+LABEL: Final[Options] = {"color": MUTED, "fontSize": 11}
+MAX_LANES: Final = 24
+"""Rings shown in the progress chart: those furthest behind."""
+MAX_SWITCHES: Final = 8
+"""Switches shown in one chart."""
+
+
+class TimeAxis(NamedTuple):
+    """Origin and unit of a time axis."""
+
+    origin_ns: int
+    unit: str
+    ns_per_unit: float
+
+    def of(self, t_ns: float) -> float:
+        """Place a moment of the job's clock."""
+        return round((t_ns - self.origin_ns) / self.ns_per_unit, 4)
+
+
+def time_axis(job: Job) -> TimeAxis:
+    """Seconds, milliseconds or microseconds, whichever reads best for the run so far."""
+    origin = job.recorder.first_ns
+    if origin is None:
+        figures = job.switch_log.figures
+        place = job.recorder.clock.place
+        origin = place(figures[0].t_ns, figures[0].time_unix_s) if figures else 0
+    span = (job.recorder.frontier_ns or origin) - origin
+    if span >= 2e9:
+        return TimeAxis(origin, "s", 1e9)
+    return TimeAxis(origin, "ms", 1e6) if span >= 2e6 else TimeAxis(origin, "µs", 1e3)
+
+
+def _base(axis: TimeAxis | None, y_name: str) -> Options:
+    return {
+        "animation": False,
+        "textStyle": {"fontFamily": "inherit"},
+        "color": list(SERIES),
+        "grid": {"left": 58, "right": 16, "top": 34, "bottom": 42},
+        "legend": {
+            "top": 2,
+            "right": 0,
+            "icon": "roundRect",
+            "itemWidth": 12,
+            "itemHeight": 4,
+            "textStyle": LABEL,
+            "type": "scroll",
+        },
+        "tooltip": {"trigger": "axis", "confine": True, "textStyle": {"fontSize": 12}},
+        "xAxis": {
+            "type": "value",
+            "name": f"time since first post [{axis.unit}]" if axis else "",
+            "nameLocation": "middle",
+            "nameGap": 26,
+            "nameTextStyle": LABEL,
+            "axisLabel": LABEL | {"hideOverlap": True},
+            "axisLine": {"lineStyle": {"color": MUTED}},
+            "splitLine": {"show": False},
+            "min": 0,
+        },
+        "yAxis": _y_axis(y_name),
+    }
+
+
+def _y_axis(name: str) -> Options:
+    return {
+        "type": "value",
+        "name": name,
+        "nameLocation": "middle",
+        "nameGap": 42,
+        "nameTextStyle": LABEL,
+        "axisLabel": LABEL,
+        "splitLine": {"lineStyle": {"color": GRID}},
+        "min": 0,
+    }
+
+
+def overlap_options(job: Job) -> Options:
+    """Degree of step overlap over time, from hosts and from switches; stretches with Symphony on are
+    tinted.
+    """
+    axis = time_axis(job)
+    host = [[axis.of(t), value] for t, value in host_overlap(job)]
+    switch = [[axis.of(t), value] for t, value in switch_overlap(job)]
+    end = max([point[0] for point in (*host[-1:], *switch[-1:])], default=0.0)
+    lines, areas = _toggle_marks(job, axis, end)
+    options = _base(axis, "steps")
+    options["yAxis"] |= {"minInterval": 1, "boundaryGap": [0, "6%"]}
+    options["series"] = [
+        {
+            "name": "hosts (step events)",
+            "type": "line",
+            "step": "end",
+            "showSymbol": False,
+            "sampling": "max",
+            "lineStyle": {"width": 1.6, "color": HOST},
+            "itemStyle": {"color": HOST},
+            "areaStyle": {"color": HOST, "opacity": 0.10},
+            "data": host,
+            "markLine": {"silent": True, "symbol": "none", "data": lines},
+            "markArea": {"silent": True, "itemStyle": {"color": SYMPHONY, "opacity": 0.10}, "data": areas},
+        },
+        {
+            "name": "switches (registers)",
+            "type": "line",
+            "showSymbol": len(switch) < 120,
+            "symbolSize": 4,
+            "lineStyle": {"width": 1.2, "color": SWITCH, "type": "solid"},
+            "itemStyle": {"color": SWITCH},
+            "data": switch,
+        },
+    ]
+    return options
+
+
+def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], list[list[Options]]]:
+    lines: list[Options] = []
+    areas: list[list[Options]] = []
+    since = 0.0 if job.request.symphony.enabled else None
+    for toggle in job.toggles:
+        if toggle.t_ns is None:
+            continue
+        x = max(0.0, axis.of(toggle.t_ns[1]))
+        text = f"on: {toggle.variant}" if toggle.enabled else "off"
+        lines.append(
+            {
+                "xAxis": x,
+                "lineStyle": {"color": SYMPHONY, "type": "dashed", "width": 1.5},
+                "label": {"formatter": text, "color": SYMPHONY, "fontSize": 11, "position": "end", "distance": 4},
+            }
+        )
+        if toggle.enabled and since is None:
+            since = x
+        elif not toggle.enabled and since is not None:
+            areas.append([{"xAxis": since}, {"xAxis": x}])
+            since = None
+    if since is not None:
+        areas.append([{"xAxis": since}, {"xAxis": max(end, since)}])
+    return lines, areas
+
+
+def progress_options(job: Job) -> Options:
+    """Steps in flight per ring of each group: a bar from the lowest to the highest."""
+    rings = job.recorder.progress()
+    busy = [ring for ring in rings if ring.lowest is not None]
+    shown = sorted(busy, key=lambda ring: (ring.lowest, ring.group, ring.ring))[:MAX_LANES] if busy else []
+    shown.sort(key=lambda ring: (ring.group, ring.ring), reverse=True)
+    several = len({ring.ring for ring in rings}) > 1
+    low = min((ring.lowest for ring in shown if ring.lowest is not None), default=0)
+    options = _base(None, "")
+    options["grid"] = {"left": 62, "right": 18, "top": 12, "bottom": 42}
+    options["legend"] = {"show": False}
+    options["tooltip"] |= {"axisPointer": {"type": "shadow"}}
+    options["yAxis"] = {
+        "type": "category",
+        "data": [f"group {r.group}" + (f" ring {r.ring}" if several else "") for r in shown],
+        "axisLabel": {"color": MUTED, "fontSize": 10},
+        "axisTick": {"show": False},
+        "axisLine": {"show": False},
+    }
+    options["xAxis"] |= {"name": "step in flight (lowest to highest)", "min": max(0, low - 1), "minInterval": 1}
+    options["xAxis"]["splitLine"] = {"show": True, "lineStyle": {"color": GRID}}
+    options["series"] = [
+        {
+            "name": "below",
+            "type": "bar",
+            "stack": "range",
+            "silent": True,
+            "itemStyle": {"color": "transparent"},
+            "tooltip": {"show": False},
+            "data": [(ring.lowest or 0) - 0.4 for ring in shown],
+        },
+        {
+            "name": "steps in flight",
+            "type": "bar",
+            "stack": "range",
+            "barMaxWidth": 14,
+            "itemStyle": {"color": HOST, "borderRadius": 3, "opacity": 0.85},
+            "label": {"show": True, "position": "right", "fontSize": 10, "color": MUTED},
+            "data": [_bar(ring) for ring in shown],
+        },
+    ]
+    return options
+
+
+def _bar(ring: RingProgress) -> Options:
+    lowest, highest = ring.lowest or 0, ring.highest or 0
+    text = f"{lowest}–{highest}" if highest > lowest else str(lowest)
+    return {"value": round(highest - lowest + 0.8, 1), "label": {"formatter": text}}
+
+
+def alpha_options(job: Job) -> Options:
+    """Alpha (the gain multiplier of eq. 3) of each switch over time."""
+    axis = time_axis(job)
+    options = _base(axis, "alpha")
+    options["yAxis"] |= {"minInterval": 1}
+    options["series"] = [
+        _line(switch, [[axis.of(p["t_ns"] or 0), p["alpha"]] for p in points], index, step="end")
+        for index, (switch, points) in enumerate(_per_switch(job).items())
+    ]
+    return options
+
+
+def marks_options(job: Job) -> Options:
+    """Packets marked with CE so far, per switch: by Symphony (solid) and by the queue's RED (dashed)."""
+    axis = time_axis(job)
+    options = _base(axis, "packets marked so far")
+    options["yAxis"] |= {"nameGap": 46, "axisLabel": LABEL | {"fontSize": 10}}
+    options["series"] = []
+    for index, (switch, points) in enumerate(_per_switch(job).items()):
+        for kind, name, dash in (("symphony", switch, "solid"), ("queue", f"{switch} (queue)", "dashed")):
+            data = [[axis.of(p["t_ns"] or 0), p[f"marked_{kind}"]] for p in points]
+            options["series"].append(_line(name, data, index, dash=dash))
+    options["legend"]["data"] = [series["name"] for series in options["series"][::2]]
+    return options
+
+
+def _per_switch(job: Job) -> dict[str, list[dict[str, int | None]]]:
+    names = list(job.flows)[:MAX_SWITCHES]
+    return {name: switch_series(job, name, MAX_POINTS // max(1, len(names))) for name in names}
+
+
+def _line(name: str, data: Sequence[Any], index: int, *, dash: str = "solid", step: str | None = None) -> Options:
+    colour = SERIES[index % len(SERIES)]
+    line: Options = {
+        "name": name,
+        "type": "line",
+        "showSymbol": False,
+        "lineStyle": {"width": 1.4, "type": dash, "color": colour},
+        "itemStyle": {"color": colour},
+        "data": list(data),
+    }
+    return line | ({"step": step} if step else {})
+
+
+def cct_options(job: Job) -> Options:
+    """Completion time of each collective per iteration (a dot per group, a line for the median) and bus
+    bandwidth.
+    """
+    records = list(job.recorder.collectives.records)[-MAX_POINTS:]
+    by_iteration: dict[int, list[Any]] = {}
+    for record in records:
+        by_iteration.setdefault(record.iteration, []).append(record)
+    largest = max((record.cct_s for record in records), default=0.0)
+    unit, scale = ("s", 1.0) if largest >= 2 else ("ms", 1e3) if largest >= 2e-3 else ("µs", 1e6)
+    options = _base(None, f"CCT [{unit}]")
+    options["grid"] |= {"right": 58}
+    options["xAxis"] |= {"name": "iteration", "minInterval": 1}
+    options["yAxis"] = [
+        options["yAxis"],
+        _y_axis("busbw [GB/s]") | {"splitLine": {"show": False}, "nameGap": 38},
+    ]
+    rates = {i: [r.busbw_gbps for r in group if r.busbw_gbps is not None] for i, group in sorted(by_iteration.items())}
+    options["series"] = [
+        {
+            "name": "CCT per group",
+            "type": "scatter",
+            "symbolSize": 5,
+            "itemStyle": {"color": HOST, "opacity": 0.35},
+            "data": [[record.iteration, round(record.cct_s * scale, 4)] for record in records],
+        },
+        {
+            "name": "CCT median",
+            "type": "line",
+            "showSymbol": False,
+            "lineStyle": {"width": 2, "color": HOST},
+            "itemStyle": {"color": HOST},
+            "data": [
+                [i, round(median(r.cct_s for r in group) * scale, 4)] for i, group in sorted(by_iteration.items())
+            ],
+        },
+        {
+            "name": "busbw median",
+            "type": "line",
+            "yAxisIndex": 1,
+            "showSymbol": False,
+            "lineStyle": {"width": 1.4, "color": SWITCH},
+            "itemStyle": {"color": SWITCH},
+            "data": [[i, round(median(group), 4)] for i, group in rates.items() if group],
+        },
+    ]
+    return options
