@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from symphony_dashboards.errors import DashboardError, DashboardFileError
+from symphony_dashboards.errors import DashboardError, DashboardFileError, PrometheusError
 from symphony_dashboards.prometheus import Finding, Prometheus, check_queries, duration_s
 from symphony_dashboards.queries import load, queries_of
 
@@ -46,11 +46,16 @@ def check(arguments: argparse.Namespace) -> int:
     deadline = time.monotonic() + arguments.wait
     with Prometheus(arguments.url) as prometheus:
         while True:
-            findings = check_queries(prometheus, queries, window_s=arguments.window, nics=arguments.nics)
-            bad = [finding for finding in findings if not finding.good]
-            hopeless = any(finding.error for finding in findings)
-            if not bad or hopeless or time.monotonic() >= deadline:
-                break
+            late = time.monotonic() >= deadline
+            try:
+                findings = check_queries(prometheus, queries, window_s=arguments.window, nics=arguments.nics)
+            except PrometheusError:  # not up yet, or no targets yet
+                if late:
+                    raise
+            else:
+                bad = [finding for finding in findings if not finding.good]
+                if late or not bad or any(finding.error for finding in bad):
+                    break
             time.sleep(RETRY_S)
     print_table(findings)
     invalid = sum(finding.error is not None for finding in bad)

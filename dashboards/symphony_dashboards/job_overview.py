@@ -208,6 +208,10 @@ def _compare() -> list[_Panel]:
                 "figures of the whole run.",
             ),
             Query(f"max by (job, variant, world, qp_mode, release_rule) (symphony_job_info{{{HOST}}})", "job"),
+            (
+                Query(f"max by (job) (last_over_time(symphony_job_enabled{{{HOST}}}[$__range]))", "Symphony"),
+                "bool_on_off",
+            ),
             (_since_start(0.5, "job, le")._replace(legend="CCT p50"), "s"),
             (_since_start(0.99, "job, le")._replace(legend="CCT p99"), "s"),
             (
