@@ -103,7 +103,7 @@ class Parameters(_Model):
     job_tag: int
     step_bits: int
     segment_bytes: int
-    mtu: int
+    mtu: int | None = Field(description="path MTU in bytes; null when the run failed before it was agreed on")
     traffic_class: int
     payload_scale: int
     seed: int
@@ -144,13 +144,17 @@ class RunResult(_Model):
     failure: Failure | None
     job: str
     provider: str
-    clock: Literal["twin", "monotonic"] = Field(description="twin: virtual nanoseconds")
+    clock: Literal["twin", "monotonic"] | None = Field(
+        description="twin: virtual nanoseconds; null when the provider could not be opened"
+    )
     preset: str | None = Field(description="parameter preset of the fabric, where it has one")
     tagging: Literal["per-step", "retag", "static"]
-    tagging_mechanism: str = Field(description="how the UDP source port got its value")
+    tagging_mechanism: str | None = Field(
+        description="how the UDP source port got its value; null when the provider could not be opened"
+    )
     qp_mode: Literal["per-step", "persistent"]
     release_rule: Literal["in-order", "independent", "count"]
-    hosts: list[str] = Field(description="host of each world rank; empty string where not known")
+    hosts: list[str] = Field(description="host of each world rank; empty when the run failed before they were known")
     ranks_covered: list[int] = Field(description="world ranks whose records went into this file")
     groups: list[list[int]] = Field(description="world ranks of each group in ring order")
     steps_total: int = Field(description="steps of every ring, warm-up included; the step index runs on")

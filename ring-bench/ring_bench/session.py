@@ -114,11 +114,9 @@ class Session:
             ranks = self._world.ranks
             records = {number: rank.record for number, rank in ranks.items()}
             complete = min(rank.complete for rank in ranks.values())
-        result = None
-        if self._world is not None:
-            rows = rows_of(self._world.plan, records, complete)
-            result = self._result(self._world, rows, sorted(records), started, time.monotonic() - clock)
-            status = self._conclude(result) or status
+        rows = rows_of(self._world.plan, records, complete) if self._world is not None else []
+        result = self._result(rows, sorted(records), started, time.monotonic() - clock)
+        status = self._conclude(result) or status
         self._leave(result)
         return status
 
@@ -240,27 +238,27 @@ class Session:
             return 128 + error.signal_number
         return _EXIT_USAGE if isinstance(error, UsageError) else _EXIT_FAILED
 
-    def _result(
-        self, world: World, rows: list[SizeResult], ranks: list[int], started: float, wall_s: float
-    ) -> RunResult:
-        config, provider = self.config, self._provider
-        assert provider is not None
-        failure = self._failure
+    def _result(self, rows: list[SizeResult], ranks: list[int], started: float, wall_s: float) -> RunResult:
+        config, provider, world, failure = self.config, self._provider, self._world, self._failure
+        mechanism = None
+        if provider is not None:
+            mechanism = provider.retag_mechanism if config.tagging == "retag" else "flow label at RTR"
+        fabric = provider.fabric if provider is not None else {}
         return RunResult(
             complete=failure is None,
             failure=None if failure is None else Failure(**failure),
             job=self.options.job,
-            provider=provider.name,
-            clock=provider.clock,
-            preset=provider.fabric.get("preset"),
+            provider=self.options.provider,
+            clock=provider.clock if provider is not None else None,
+            preset=fabric.get("preset"),
             tagging=config.tagging,
-            tagging_mechanism=(provider.retag_mechanism if config.tagging == "retag" else "flow label at RTR"),
+            tagging_mechanism=mechanism,
             qp_mode=config.qp_mode,
             release_rule=config.release,
-            hosts=world.hosts,
+            hosts=world.hosts if world is not None else [],
             ranks_covered=ranks,
             groups=config.groups,
-            steps_total=world.plan.steps_total,
+            steps_total=config.steps_total,
             parameters=Parameters(
                 world=config.world,
                 split=config.split,
@@ -278,14 +276,14 @@ class Session:
                 slots=config.slots,
                 job_tag=config.job_tag,
                 step_bits=config.step_bits,
-                segment_bytes=world.plan.segment,
-                mtu=world.plan.mtu,
+                segment_bytes=world.plan.segment if world is not None else config.segment,
+                mtu=world.plan.mtu if world is not None else config.mtu,
                 traffic_class=config.traffic_class,
                 payload_scale=config.payload_scale,
                 seed=config.seed,
             ),
             versions=Versions(ring_bench=version(), python=platform.python_version(), numpy=np.__version__),
-            fabric=dict(provider.fabric.get("description", {})),
+            fabric=dict(fabric.get("description", {})),
             started_unix_s=started,
             wall_s=wall_s,
             results=rows,
@@ -295,7 +293,7 @@ class Session:
     def _conclude(self, result: RunResult) -> int:
         """Print what is left of the table and write the file; give an exit status if something is wrong."""
         status = 0
-        if self._leads:
+        if self._leads and self._world is not None:
             for row in result.results[self._rows_shown :]:
                 self._show(row)
             if not result.complete:

@@ -46,9 +46,7 @@ def test_running_the_steps_leaves_every_contribution_everywhere_once(schedule: R
 
 
 @given(schedules, st.data())
-def test_what_a_rank_sends_is_what_the_step_before_brought(
-    schedule: RingSchedule, data: st.DataObject
-) -> None:
+def test_what_a_rank_sends_is_what_the_step_before_brought(schedule: RingSchedule, data: st.DataObject) -> None:
     if schedule.steps < 2:
         return
     ring = data.draw(st.integers(0, schedule.rings - 1))

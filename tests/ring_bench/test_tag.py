@@ -41,9 +41,7 @@ def test_a_port_decodes_to_the_job_tag_and_the_step_modulo_the_layout(
 
 
 @given(tagged(), st.integers(SPORT_BASE, 0xFFFF))
-def test_classify_matches_the_ports_of_the_job_and_no_others(
-    case: tuple[TagLayout, int, int], sport: int
-) -> None:
+def test_classify_matches_the_ports_of_the_job_and_no_others(case: tuple[TagLayout, int, int], sport: int) -> None:
     layout, job_tag, step = case
     value, mask = layout.classify(job_tag)
     assert layout.encode(job_tag, step) & mask == value
