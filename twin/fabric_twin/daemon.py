@@ -21,7 +21,7 @@ import yaml
 
 from fabric_twin.bfrt_server import BfRtServer, P4Program, Port
 from fabric_twin.errors import ConfigError, FabricError
-from fabric_twin.fabric import Fabric
+from fabric_twin.fabric import Fabric, warm_up
 from fabric_twin.presets import Preset
 from fabric_twin.rest import make_app
 from fabric_twin.switch import TwinSwitch
@@ -132,6 +132,7 @@ class Twin:
             ConfigError: a port or path is taken, or the testbed file cannot be written.
         """
         listener = _listen(self.config.http_port)
+        warm_up()  # before anybody attaches: ranks would take the pause for a dead twin
         self.http_port = listener.getsockname()[1]
         try:
             async with contextlib.AsyncExitStack() as stack:
