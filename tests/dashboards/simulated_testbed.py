@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -213,7 +214,7 @@ class Exposition:
         self._testbed = testbed
         self.addresses = {"host-agent": self._serve(self._advanced, CONTENT_TYPE_LATEST)}
         for name in testbed.switches:
-            self.addresses[name] = self._serve(lambda name=name: testbed.switch_text(name), CONTENT_TYPE)
+            self.addresses[name] = self._serve(partial(testbed.switch_text, name), CONTENT_TYPE)
         self.addresses["node"] = self._serve(testbed.node_text, CONTENT_TYPE)
 
     def _advanced(self) -> bytes:
