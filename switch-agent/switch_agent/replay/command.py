@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subcommand ``switch-agent replay``: its options, and what it prints and writes.
+
+Compiled code and plotting are imported when the command runs, so that registering it costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from switch_agent.dataplane.constants import STEP_BITS
+from switch_agent.dataplane.errors import ParameterError
+from switch_agent.dataplane.params import PARAM_RANGES, VARIANTS, SymphonyParams
+from switch_agent.replay.errors import OutputError, ReplayError
+
+if TYPE_CHECKING:
+    from switch_agent.replay.replayer import ReplayOptions
+    from switch_agent.replay.report import ReplayReport
+
+__all__ = ["add_parser", "run"]
+
+_STDOUT = "-"
+_PARAMETERS = ("k", "tau", "window_us", "n_warmup", "n_sample", "gate", "alpha_max", "ratio_floor")
+
+
+def _ratio_floor(text: str) -> float | None:
+    return None if text.lower() == "none" else float(text)
+
+
+_ratio_floor.__name__ = "number"  # argparse names the type in its message
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Register ``replay`` and its options; returns the new parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "replay",
+        help="run the switch's pipeline over a capture",
+        description="Run the switch's pipeline over a capture (pcap or pcapng, also gzip): step overlap over time, "
+        "registers and would-be marks per job. docs/replay.md explains every figure.",
+    )
+    parser.add_argument("capture", help="the capture file; - reads standard input")
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it instead of tables")
+    parser.add_argument("--png", metavar="FILE", type=Path, help="write the timeline as a picture")
+    parser.add_argument("--window-ms", type=float, default=10.0, metavar="MS", help="windows of the timeline (10)")
+    parser.add_argument("--seed", type=int, default=1, help="of the marking coin (1)")
+    parser.add_argument(
+        "--step-bits", type=int, default=STEP_BITS, metavar="N", help=f"bits of the step in the tag ({STEP_BITS})"
+    )
+    parser.add_argument(
+        "--job",
+        action="append",
+        default=[],
+        metavar="NAME=SRC,DST,SPORT/MASK",
+        help="packets of one job, e.g. train=10.0.0.0/24,*,0xc400/0xfc00; may be given several times, the first "
+        "match wins; packets that match none belong to the job of their tag",
+    )
+    group = parser.add_argument_group("Symphony's parameters (docs/p4.md); each overrides that of the variant")
+    group.add_argument("--variant", choices=tuple(VARIANTS), default="paper", help="base of the values (paper)")
+    group.add_argument("--gate", action=argparse.BooleanOptionalAction, help="mark only if the queue is not empty")
+    for name, allowed in PARAM_RANGES.items():
+        unit = f", {allowed.unit}" if allowed.unit else ""
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_ratio_floor if name == "ratio_floor" else int if allowed.integer else float,
+            default=argparse.SUPPRESS,
+            metavar="X",
+            help=f"{allowed.low:.6g} to {allowed.high:.10g}{unit}",
+        )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code. Errors are one line on stderr, tracebacks need ``--debug``."""
+    try:
+        return _run(args)
+    except (ReplayError, ParameterError) as error:
+        if getattr(args, "debug", False):
+            raise
+        print(f"switch-agent replay: {error}", file=sys.stderr)
+        return 1
+
+
+def _options(args: argparse.Namespace) -> ReplayOptions:
+    from switch_agent.replay.jobs import parse_rule
+    from switch_agent.replay.replayer import ReplayOptions
+
+    base = SymphonyParams.variant(args.variant)
+    given = vars(args)
+    overrides: dict[str, Any] = {name: given[name] for name in _PARAMETERS if name in given}
+    if overrides["gate"] is None:
+        del overrides["gate"]
+    return ReplayOptions(
+        params=dataclasses.replace(base, **overrides),
+        variant=args.variant,
+        step_bits=args.step_bits,
+        rules=tuple(parse_rule(text) for text in args.job),
+        seed=args.seed,
+        window_ms=args.window_ms,
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from switch_agent.replay.render import print_report, write_picture
+    from switch_agent.replay.replayer import replay, seen_instead
+
+    report = replay(args.capture, _options(args))
+    if args.json == _STDOUT:
+        print(_json(report))
+    else:
+        print_report(report, Console())
+        if args.json:
+            _write(Path(args.json), _json(report))
+    if args.png:
+        write_picture(report, args.png)
+    if report.capture.incomplete:
+        print(f"switch-agent replay: {report.notes[0]}", file=sys.stderr)
+    if not report.capture.roce:
+        print(f"switch-agent replay: {seen_instead(report)}", file=sys.stderr)
+    return 0
+
+
+def _json(report: ReplayReport) -> str:
+    return report.model_dump_json(indent=2)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write the report {path}: {error.strerror or error}") from error

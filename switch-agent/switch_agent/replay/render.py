@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay's report for people: tables on a terminal and a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from switch_agent.replay.errors import OutputError
+from switch_agent.replay.report import JobReport, ReplayReport, Window
+
+__all__ = ["print_report", "write_picture"]
+
+_TIMELINE_ROWS = 20
+_JOBS_SHOWN = 10
+_WIDTH_IN, _HEIGHT_IN = 10.0, 8.0
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "-"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*(f"{cell:.6g}" if isinstance(cell, float) else escape(str(cell)) for cell in row))
+    return table
+
+
+def _capture_table(report: ReplayReport) -> Table:
+    capture, roce = report.capture, report.roce
+    table = Table(title=escape(f"Capture {capture.path}"), title_justify="left", show_header=False, box=box.SIMPLE)
+    packing = ", gzip" if capture.compressed else ""
+    sequence = {name: count for name, count in roce.sequence.model_dump().items() if count}
+    for name, value in (
+        ("file", f"{capture.format}{packing}, {', '.join(capture.link_types)}"),
+        ("records", f"{capture.records}: RoCEv2 {capture.roce}"),
+        ("other traffic", _counts(capture.other)),
+        ("junk", _counts(capture.junk)),
+        ("duration", f"{capture.duration_s:.6f} s"),
+        ("opcodes", _counts(roce.opcodes)),
+        ("ECN", _counts(roce.ecn)),
+        ("replies", _counts(roce.replies)),
+        ("sequence", _counts(sequence)),
+    ):
+        table.add_row(name, escape(value))
+    return table
+
+
+def _jobs_table(jobs: Sequence[JobReport], variant: str) -> Table:
+    columns = (
+        *("job", "packets", "outpacing", "step ends", "min", "max", "overlap", "alpha", "psn rec"),
+        *("would mark", "not ECT", "CE"),
+    )
+    rows = [
+        (
+            *(job.name, job.packets, job.outpacing, job.step_ends),
+            *(job.registers.step_min, job.registers.step_max, job.max_overlap),
+            *(job.registers.alpha, job.registers.psn_rec),
+            *(job.would_mark, job.unmarkable.not_ect, job.unmarkable.already_ce),
+        )
+        for job in jobs
+    ]
+    return _table(f"Jobs (parameters: {variant}; overlap: the largest of a window)", columns, rows)
+
+
+def _timeline_table(job: JobReport) -> Table:
+    """Up to 20 lines; each stands for a run of windows and shows the largest overlap among them."""
+    size = math.ceil(len(job.timeline) / _TIMELINE_ROWS)
+    rows = []
+    for first in range(0, len(job.timeline), size):
+        run: list[Window] = job.timeline[first : first + size]
+        rows.append(
+            (
+                f"{run[0].start_s:.6f}",
+                max(window.overlap for window in run),
+                run[-1].step_min,
+                run[-1].step_max,
+                sum(window.packets for window in run),
+                sum(window.outpacing for window in run),
+                sum(window.would_mark for window in run),
+                run[-1].alpha,
+            )
+        )
+    title = f"Timeline of {job.name}" + (f", a line is {size} windows" if size > 1 else "")
+    return _table(title, ("from s", "overlap", "step min", "max", "packets", "outpacing", "would mark", "alpha"), rows)
+
+
+def print_report(report: ReplayReport, console: Console) -> None:
+    """Print capture, jobs and timelines (of the ten jobs with the most packets)."""
+    console.print(_capture_table(report))
+    if report.jobs:
+        console.print(_jobs_table(report.jobs, report.settings.variant))
+    for job in _largest(report.jobs):
+        console.print(_timeline_table(job))
+    for note in report.notes:
+        console.print(f"Note: {escape(note)}")
+
+
+def _largest(jobs: Sequence[JobReport]) -> list[JobReport]:
+    chosen = sorted(jobs, key=lambda job: -job.packets)[:_JOBS_SHOWN]
+    return [job for job in jobs if job in chosen]
+
+
+def write_picture(report: ReplayReport, path: Path) -> None:
+    """Write overlap, outpacing share, would-be marks and alpha over time as PNG.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    axes = figure.subplots(4, 1, sharex=True)
+    shown = _largest(report.jobs)
+    width = report.settings.window_ms / 1000
+    for job in shown:
+        columns: tuple[list[float], ...] = ([], [], [], [], [])
+        end = None
+        for window in job.timeline:
+            if end is not None and window.start_s > end + width / 2:  # a pause: break the line
+                _append(columns, end, (math.nan,) * 4)
+            share = window.outpacing / window.packets
+            figures = (window.overlap, share, window.would_mark, window.alpha)
+            _append(columns, window.start_s, figures)
+            end = window.start_s + width
+            _append(columns, end, figures)
+        for axis, column in zip(axes, columns[1:], strict=True):
+            axis.plot(columns[0], column, label=job.name, linewidth=1.2)
+    labels = ("step overlap", "share of packets\noutpacing", "would-be marks\nper window", "alpha")
+    for axis, label in zip(axes, labels, strict=True):
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(visible=True, alpha=0.3)
+    axes[-1].set_xlabel("time since the first RoCEv2 packet, s")
+    left_out = len(report.jobs) - len(shown)
+    more = f"; {left_out} smaller jobs not shown" if left_out else ""
+    name = Path(report.capture.path).name.replace("$", r"\$")  # else a file name could be taken for a formula
+    axes[0].set_title(
+        f"{name}: parameters {report.settings.variant}, windows of {report.settings.window_ms:g} ms{more}"
+    )
+    if shown:
+        axes[0].legend(loc="upper right", fontsize="small")
+    else:
+        axes[0].text(0.5, 0.5, "no tracked packets", ha="center", va="center", transform=axes[0].transAxes)
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise OutputError(f"cannot write the picture {path}: {error.strerror or error}") from error
+
+
+def _append(columns: tuple[list[float], ...], time: float, figures: tuple[float, ...]) -> None:
+    for column, value in zip(columns, (time, *figures), strict=True):
+        column.append(value)
