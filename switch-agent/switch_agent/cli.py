@@ -12,16 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from switch_agent.agent.config import SwitchConfig, load_config
-from switch_agent.agent.console import RestClient, show, watch
-from switch_agent.agent.doctor import examine
-from switch_agent.agent.server import listen, read_token, serve, split_address
-from switch_agent.agent.service import AgentOptions
-from switch_agent.agent.tables import P4_NAME
+from switch_agent.dataplane.program import P4_NAME
 from switch_agent.errors import ConfigError, SwitchAgentError
 
 __all__ = ["main"]
@@ -84,7 +75,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+# Each command imports what it needs: `show` is not to wait for a web server's import.
+
+
 def _serve(args: argparse.Namespace) -> int:
+    from switch_agent.agent.address import split_address
+    from switch_agent.agent.config import SwitchConfig, load_config
+    from switch_agent.agent.server import listen, read_token, serve
+    from switch_agent.agent.service import AgentOptions
+
     if not 1 <= args.ports <= 512:
         raise ConfigError(f"--ports {args.ports}: give 1 to 512")
     if not 0 <= args.client_id < (1 << 32) - 8:
@@ -110,7 +109,15 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(args: argparse.Namespace, console: Console) -> int:
+def _doctor(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from switch_agent.agent.address import split_address
+    from switch_agent.agent.doctor import examine
+
+    console = Console()
     if args.bfrt:
         split_address(args.bfrt)
     findings = asyncio.run(examine(args.url, args.bfrt, args.p4_name))
@@ -127,18 +134,20 @@ def _doctor(args: argparse.Namespace, console: Console) -> int:
     return 0 if healthy else 1
 
 
-def _run(args: argparse.Namespace) -> int:
-    console = Console()
-    if args.command == "serve":
-        return _serve(args)
-    if args.command == "doctor":
-        return _doctor(args, console)
+def _show(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from switch_agent.agent.console import RestClient, show, watch
+
     with RestClient(args.url) as client:
         if args.command == "show":
-            show(args.what, client, console, as_json=args.json, job=args.job)
+            show(args.what, client, Console(), as_json=args.json, job=args.job)
         else:
-            watch(client, console, interval=args.interval, job=args.job)
+            watch(client, Console(), interval=args.interval, job=args.job)
     return 0
+
+
+_COMMANDS = {"serve": _serve, "doctor": _doctor, "show": _show, "watch": _show}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -150,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        return _run(args)
+        return _COMMANDS[args.command](args)
     except KeyboardInterrupt:
         return 130
     except SwitchAgentError as error:

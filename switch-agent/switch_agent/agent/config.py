@@ -110,7 +110,7 @@ class PortConfig(_Strict):
 
     def entry(self) -> Entry:
         """Return the entry of ``$PORT``; optional fields only where they are configured."""
-        fec = {"none": "BF_FEC_TYP_NONE", "fc": "BF_FEC_TYP_FIRECODE", "rs": "BF_FEC_TYP_REED_SOLOMON"}
+        fec = {"none": "BF_FEC_TYP_NONE", "fc": "BF_FEC_TYP_FC", "rs": "BF_FEC_TYP_RS"}
         data: dict[str, Any] = {
             "$SPEED": f"BF_SPEED_{self.speed}",
             "$FEC": fec[self.fec],

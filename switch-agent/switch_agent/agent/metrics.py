@@ -107,10 +107,7 @@ class AgentCollector(Collector):
             "Packets that this switch marked CE; a packet marked for both reasons counts in both.",
             labels=("job", "switch", "reason"),
         )
-        frame = self._agent.sampler.fresh()
-        for at in range(min(len(frame.rows), MAX_JOBS) if frame else 0):
-            assert frame is not None
-            sample = frame.view(at)
+        for sample in self._agent.samples()[:MAX_JOBS]:
             job = sample["name"]
             overlap.add_metric((job, switch, "switch"), sample["overlap"])
             alpha.add_metric((job, switch), sample["alpha"])

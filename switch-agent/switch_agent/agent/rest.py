@@ -136,15 +136,10 @@ def build_app(agent: Agent, token: str | None = None) -> FastAPI:
     @app.get("/api/v1/registers")
     async def registers(job: int | None = None) -> dict[str, Any]:
         """The newest sample of all jobs, or of one."""
-        frame = agent.sampler.fresh()
         if job is not None:
             _known(agent, job)
-            at = frame.find(job) if frame else None
-            return {"switch": agent.name, "samples": [frame.view(at)] if frame and at is not None else []}
-        return {
-            "switch": agent.name,
-            "samples": [frame.view(at) for at in range(len(frame.rows))] if frame else [],
-        }
+        samples = [sample for sample in agent.samples() if job in (None, sample["job_id"])]
+        return {"switch": agent.name, "samples": samples}
 
     @app.get("/api/v1/samples")
     async def samples(

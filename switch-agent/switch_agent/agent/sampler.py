@@ -194,6 +194,7 @@ class Sampler:
             plan = self._current_plan(client)
             if plan is None:
                 self.last_success_unix_s = self._clock()
+                self.last_error = None
                 return None
             at = self._clock()
             reading = await plan.read(timeout=min(client.timeout, max(1.0, 4 * self.interval)))

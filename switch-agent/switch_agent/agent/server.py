@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import signal
 import socket
@@ -14,22 +13,14 @@ from pathlib import Path
 
 import uvicorn
 
+from switch_agent.agent.address import is_loopback, split_address
 from switch_agent.agent.rest import build_app
 from switch_agent.agent.service import Agent, AgentOptions
 from switch_agent.errors import ConfigError
 
-__all__ = ["listen", "read_token", "serve", "split_address"]
+__all__ = ["listen", "read_token", "serve"]
 
 _GRACE_S = 3
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[v6]:port``. Raises ConfigError that says what is wrong."""
-    host, colon, port = text.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no address: write host:port, e.g. 127.0.0.1:9401")
-    return host, int(port)
 
 
 def read_token(path: Path | None) -> str | None:
@@ -43,16 +34,6 @@ def read_token(path: Path | None) -> str | None:
     if not token:
         raise ConfigError(f"token file {path} is empty: put one line with a random token into it")
     return token
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``; names other than localhost count as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(address: str, token: str | None) -> socket.socket:

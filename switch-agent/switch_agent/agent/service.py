@@ -28,6 +28,7 @@ from switch_agent.errors import (
     BfrtError,
     ReconcileError,
     RpcError,
+    SwitchBusyError,
     SwitchUnavailableError,
     WriteError,
 )
@@ -151,7 +152,9 @@ class Agent:
             await self._scope_pipes(client, tables)
             try:
                 await self._reconcile(client, dry_run=False)
-            except (ReconcileError, WriteError) as error:
+            except (SwitchUnavailableError, SwitchBusyError):
+                raise
+            except (BfrtError, ReconcileError) as error:
                 # The switch refuses something: the rest of it works, and this is shown until it is solved.
                 self.drift = None
                 self.reconcile_error = str(error)
@@ -220,6 +223,15 @@ class Agent:
     def _step_of(self, job: Job) -> int:
         step = self.sampler.step_of(job.job_id)
         return job.spec.first_step if step is None else step
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the newest sample of every job that exists, [] when it is too old to say anything."""
+        frame = self.sampler.fresh()
+        if frame is None:
+            return []
+        present = {job.job_id for job in self._sampled_jobs()}
+        rows = enumerate(frame.rows["job_id"].tolist())
+        return [frame.view(at) for at, job_id in rows if job_id in present]
 
     def view(self) -> dict[str, Any]:
         """Return session, program and drift as ``GET /api/v1/switch`` shows them."""

@@ -101,9 +101,7 @@ def options(server: BfRtServer, folder: Path, **changes: Any) -> AgentOptions:
 
 
 @pytest.fixture
-async def bench(
-    switch: tuple[BfRtServer, MemoryBackend], tmp_path: Path, few_lookups: None
-) -> AsyncIterator[Bench]:
+async def bench(switch: tuple[BfRtServer, MemoryBackend], tmp_path: Path, few_lookups: None) -> AsyncIterator[Bench]:
     """A ready agent."""
     server, memory = switch
     agent = Agent(options(server, tmp_path / "state"))

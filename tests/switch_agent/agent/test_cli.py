@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command as a user runs it: serve, show, watch, doctor; signals and mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fabric_twin.bfrt_server import BfRtServer, MemoryBackend
+from switch_agent import cli
+
+from .conftest import job_spec
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+async def run(*args: str, **environment: str) -> Process:
+    """Start switch-agent."""
+    env = {name: value for name, value in os.environ.items() if name != "SWITCH_AGENT_TOKEN"}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "switch_agent.cli", *args, stdout=PIPE, stderr=PIPE, env=env | environment
+    )
+
+
+async def output(*args: str) -> tuple[int, str, str]:
+    """Run to the end: exit code, stdout, stderr."""
+    process = await run(*args, COLUMNS="200")
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def served(bfrt: str, folder: Path, *args: str) -> AsyncIterator[tuple[Process, str]]:
+    """A running ``switch-agent serve`` that answers; killed at the end if it still runs."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = await run(
+        "serve",
+        *("--bfrt", bfrt, "--listen", f"127.0.0.1:{port}", "--name", "tor0", "--state-dir", str(folder)),
+        *args,
+    )
+    try:
+        async with asyncio.timeout(60), httpx.AsyncClient() as http:
+            while True:
+                try:
+                    await http.get(f"{url}/healthz")
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.02)
+        yield process, url
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def wait_ready(url: str) -> None:
+    """Wait until the agent owns the switch."""
+    async with asyncio.timeout(60), httpx.AsyncClient() as http:
+        while (await http.get(f"{url}/api/v1/switch")).json()["state"] != "ready":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signals_end_it_cleanly_even_without_a_switch(tmp_path: Path, number: signal.Signals) -> None:
+    """It serves while the switch is unreachable, and ends with 0 and without a traceback."""
+    async with served("127.0.0.1:9", tmp_path) as (process, url):
+        async with httpx.AsyncClient() as http:
+            answer = await http.put(f"{url}/api/v1/jobs/1", json=job_spec())
+            assert (answer.status_code, answer.json()["code"]) == (503, "switch_not_ready")
+        process.send_signal(number)
+        _, err = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 0
+        assert b"Traceback" not in err
+
+
+async def test_show_and_doctor_against_a_running_agent(
+    switch: tuple[BfRtServer, MemoryBackend], tmp_path: Path
+) -> None:
+    """Tables and JSON of jobs, registers and session; the doctor finds nothing wrong, then drift."""
+    server, _ = switch
+    async with served(server.address, tmp_path, "--sample-interval-ms", "20") as (_, url):
+        await wait_ready(url)
+        async with httpx.AsyncClient() as http:
+            body = job_spec(name="bold", symphony={"enabled": True})
+            assert (await http.put(f"{url}/api/v1/jobs/1", json=body)).status_code == 200
+            async with asyncio.timeout(20):
+                while not (await http.get(f"{url}/api/v1/registers")).json()["samples"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        code, out, _ = await output("show", "jobs", "--url", url)
+        assert (code, "bold" in out, "paper" in out) == (0, True, True)
+        code, out, _ = await output("show", "jobs", "--json", "--job", "1", "--url", url)
+        assert json.loads(out)["jobs"][0]["symphony"]["enabled"] is True
+        code, out, _ = await output("show", "registers", "--json", "--url", url)
+        assert json.loads(out)["samples"][0]["job_id"] == 1
+        code, out, _ = await output("show", "session", "--url", url)
+        assert (code, "read-write" in out) == (0, True)
+        code, out, err = await output("show", "jobs", "--job", "9", "--url", url)
+        assert (code, out) == (1, "")
+        assert err.startswith("switch-agent: the agent at")
+        assert "no job 9" in err
+
+        code, out, _ = await output("doctor", "--json", "--url", url)
+        report = json.loads(out)
+        assert (code, report["healthy"]) == (0, True), out
+        levels = {finding["id"]: finding["level"] for finding in report["findings"]}
+        assert levels["agent.drift"] == levels["switch.tables"] == levels["agent.session"] == "ok"
+        await server.faults.restart(down_s=0.3)
+        await server.stop()
+        code, out, _ = await output("doctor", "--url", url)
+        assert code == 1
+        assert "failure" in out
+        await server.start()
+
+
+async def test_watch_shows_registers_until_interrupted(
+    switch: tuple[BfRtServer, MemoryBackend], tmp_path: Path
+) -> None:
+    """Ctrl-C ends it without a traceback."""
+    server, _ = switch
+    async with served(server.address, tmp_path) as (_, url):
+        await wait_ready(url)
+        process = await run("watch", "--url", url, "--interval", "0.05", TTY_COMPATIBLE="1", TERM="xterm")
+        assert process.stdout is not None
+        seen = b""
+        async with asyncio.timeout(30):
+            while b"Registers of tor0" not in seen:
+                seen += await process.stdout.read(4096)
+        process.send_signal(signal.SIGINT)
+        _, err = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 130
+        assert b"Traceback" not in err
+
+
+async def test_second_agent_on_a_state_dir_is_refused(tmp_path: Path) -> None:
+    """One clear line, exit code 1."""
+    async with served("127.0.0.1:9", tmp_path):
+        code, _, err = await output("serve", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
+        assert code == 1
+        assert err.strip().splitlines()[-1].startswith("switch-agent: state directory")
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        (("--listen", "0.0.0.0:0"), "without a token"),
+        (("--listen", "nowhere"), "write host:port"),
+        (("--bfrt", "50052"), "write host:port"),
+        (("--ports", "0"), "--ports 0"),
+        (("--client-id", "-1"), "--client-id"),
+        (("--config", "/nonexistent.yaml"), "cannot read switch config"),
+        (("--token-file", "/nonexistent"), "cannot read token file"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_1(
+    args: tuple[str, ...], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing starts, nothing is left behind."""
+    assert cli.main(["serve", "--state-dir", str(tmp_path / "state"), *args]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("switch-agent: ")
+    assert what in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["serve"],
+        ["serve", "--state-dir", "x", "--sample-interval-ms", "0"],
+        ["serve", "--state-dir", "x", "--sample-interval-ms", "nan"],
+        ["serve", "--state-dir", "x", "--job-ids", "5"],
+        ["show", "weather"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse says what it expects."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(args)
+    assert caught.value.code == 2
+    assert "usage: switch-agent" in capsys.readouterr().err
+
+
+def test_commands_without_an_agent_say_where_they_looked(capsys: pytest.CaptureFixture[str]) -> None:
+    """No agent: one line with the address; --debug shows the traceback."""
+    assert cli.main(["show", "jobs", "--url", "http://127.0.0.1:9"]) == 1
+    assert "no answer from a switch-agent at http://127.0.0.1:9" in capsys.readouterr().err
+    with pytest.raises(Exception, match="no answer"):
+        cli.main(["--debug", "show", "jobs", "--url", "http://127.0.0.1:9"])
+    assert cli.main(["show", "jobs", "--url", "nonsense"]) == 1
+
+
+def test_doctor_without_agent_and_switch_fails_with_fixes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are reported, with what to do."""
+    assert cli.main(["doctor", "--json", "--url", "http://127.0.0.1:9", "--bfrt", "127.0.0.1:9"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [finding["id"] for finding in report["findings"]] == ["agent.answers", "switch.answers"]
+    assert all(finding["fix"] for finding in report["findings"])

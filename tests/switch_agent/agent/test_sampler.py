@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sample says, what is written back, and how counters and clocks are unwrapped."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from switch_agent.agent.history import ROW, Frame, History
+from switch_agent.agent.sampler import Sampler
+
+from .conftest import Bench
+
+STUCK = {"_STUCK_S": 0.0, "_STUCK_PACKETS": 10}
+
+
+def word(step: int) -> int:
+    """A step register's value."""
+    return (step % 1024) << 22 | 1
+
+
+def packets(bench: Bench, job_id: int, pipe: int, count: int, counter: str = "job_all") -> None:
+    """Count packets, as the data plane would."""
+    bench.memory.counters[counter][pipe, job_id, 0] += count
+
+
+async def test_before_the_first_packet_nothing_is_known(bench: Bench) -> None:
+    """Null, not 0, for steps and time; overlap 0; alpha at its start value."""
+    await bench.put()
+    sample = await bench.sample()
+    assert (sample["switch_time_ns"], sample["step_min"], sample["step_max"]) == (None, None, None)
+    assert (sample["overlap"], sample["alpha"], sample["live_pipes"]) == (0, 1, [])
+
+
+async def test_live_pipes_are_combined_by_serial_extremes(bench: Bench) -> None:
+    """Two of four pipes saw packets around the wrap of the step; the others' start values do not count."""
+    await bench.put(first_step=1000)
+    bench.set_register("steps", 0, 1, mn=word(1022), mx=word(1023))
+    bench.set_register("steps", 0, 3, mn=word(1023), mx=word(1026))
+    bench.set_register("psn_rec", 0, 1, f1=40 << 8)
+    bench.set_register("psn_rec", 0, 3, f1=30 << 8)
+    bench.set_register("alpha", 0, 3, f1=6)
+    bench.set_register("window_start", 0, 1, f1=1000)
+    bench.set_register("window_start", 0, 3, f1=1010)
+    packets(bench, 1, 1, 30)
+    packets(bench, 1, 3, 12)
+    packets(bench, 1, 3, 4, "job_outpacing")
+    packets(bench, 1, 0, 3, "job_marked_symphony")
+    packets(bench, 1, 2, 2, "job_marked_queue")
+    sample = await bench.sample()
+    assert (sample["step_min"], sample["step_max"], sample["overlap"]) == (1022, 2, 5)
+    assert (sample["alpha"], sample["psn_recorded"], sample["live_pipes"]) == (6, 40, [1, 3])
+    assert sample["switch_time_ns"] == 1010 * 256
+    assert sample["packets"] == {"all": 42, "outpacing": 4}
+    assert sample["marked"] == {"symphony": 3, "queue": 2}
+
+
+async def test_after_the_last_packet_the_overlap_is_zero(bench: Bench) -> None:
+    """A LAST packet moves step_min past step_max: nothing is in flight."""
+    await bench.put()
+    bench.set_register("steps", 0, 0, mn=word(120), mx=word(119))
+    bench.set_register("window_start", 0, 0, f1=5)
+    sample = await bench.sample()
+    assert (sample["step_min"], sample["overlap"]) == (120, 0)
+    assert bench.memory.registers["steps"]["mx"][0, 0] == word(119), "nothing to lower"
+
+
+async def test_step_max_is_brought_back_pipe_by_pipe(bench: Bench) -> None:
+    """Each live pipe's step_max falls to its own step_min; the next sample shows its own window only."""
+    await bench.put()
+    for pipe, low, high in ((0, 10, 14), (2, 11, 12)):
+        bench.set_register("steps", 0, pipe, mn=word(low), mx=word(high))
+        bench.set_register("window_start", 0, pipe, f1=7)
+    assert (await bench.sample())["overlap"] == 5
+    steps = bench.memory.registers["steps"]
+    assert [steps["mn"][pipe, 0] for pipe in (0, 2)] == [word(10), word(11)]
+    assert [steps["mx"][pipe, 0] for pipe in (0, 2)] == [word(10), word(11)]
+    assert steps["mn"][1, 0] == word(5), "pipes without packets keep their start value"
+    assert (await bench.sample())["overlap"] == 2
+
+
+async def test_port_scope_combines_all_blocks_of_the_job(bench: Bench) -> None:
+    """Blocks of several egress ports make one figure per job; the neighbour's block is not touched."""
+    await bench.put(1, symphony={"scope": "port"})
+    await bench.put(2, name="next", job_tag=4)
+    bench.set_register("steps", 5, 0, mn=word(20), mx=word(21))
+    bench.set_register("steps", 63, 1, mn=word(22), mx=word(25))
+    bench.set_register("steps", 64, 1, mn=word(90), mx=word(91))
+    for index, pipe in ((5, 0), (63, 1), (64, 1)):
+        bench.set_register("window_start", index, pipe, f1=3)
+    frame = await bench.agent.sampler.sample(0)
+    assert frame is not None
+    assert [frame.view(at)["overlap"] for at in (0, 1)] == [6, 2]
+    assert frame.view(0)["step_min"] == 20
+    assert frame.view(1)["step_min"] == 90
+
+
+async def test_many_jobs_are_read_by_wildcard(bench: Bench) -> None:
+    """From a quarter of the register on, everything is read at once, and means the same."""
+    for job_id in range(1, 5):
+        await bench.put(job_id, name=f"j{job_id}", job_tag=job_id, symphony={"scope": "port"})
+        bench.set_register("steps", (job_id - 1) * 64, 0, mn=word(job_id), mx=word(2 * job_id))
+        bench.set_register("window_start", (job_id - 1) * 64, 0, f1=9)
+    frame = await bench.agent.sampler.sample(0)
+    assert frame is not None
+    assert frame.rows["overlap"].tolist() == [2, 3, 4, 5]
+    assert (frame.rows["step_max"] - frame.rows["step_min"]).tolist() == [1, 2, 3, 4]
+
+
+async def test_totals_go_on_when_the_switch_forgets(bench: Bench) -> None:
+    """Counters that restart from 0 add to the totals; a job that restarts begins with 0."""
+    await bench.put()
+    packets(bench, 1, 0, 1000)
+    assert (await bench.sample())["packets"]["all"] == 1000
+    bench.memory.counters["job_all"][:] = 0
+    packets(bench, 1, 0, 30)
+    assert (await bench.sample())["packets"]["all"] == 1030
+    packets(bench, 1, 2, 5)
+    assert (await bench.sample())["packets"]["all"] == 1035
+    await bench.put(first_step=77)
+    assert (await bench.sample())["packets"]["all"] == 0
+
+
+async def test_the_switch_clock_is_unwrapped(bench: Bench) -> None:
+    """32 bits of 256 ns wrap after 18 minutes; times of all jobs go on, on one clock."""
+    await bench.put(1)
+    await bench.put(2, name="b", job_tag=4)
+    bench.set_register("window_start", 0, 0, f1=0xFFFFFF00)
+    first = await bench.sample()
+    assert first["switch_time_ns"] == 0xFFFFFF00 * 256
+    bench.set_register("window_start", 0, 0, f1=0x100)
+    bench.set_register("window_start", 1, 2, f1=0x80)
+    frame = await bench.agent.sampler.sample(0)
+    assert frame is not None
+    assert frame.view(0)["switch_time_ns"] == 0x1_0000_0100 * 256
+    assert frame.view(1)["switch_time_ns"] == 0x1_0000_0080 * 256
+
+
+async def test_a_stuck_window_is_moved_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packets without any window ending: starts move by half the circle; time does not jump with them."""
+    for name, value in STUCK.items():
+        monkeypatch.setattr(f"switch_agent.agent.sampler.{name}", value)
+    await bench.put()
+    bench.set_register("window_start", 0, 1, f1=500)
+    before = await bench.sample()
+    packets(bench, 1, 1, 5)
+    await bench.sample()
+    windows = bench.memory.registers["window_start"]["f1"]
+    assert windows[1, 0] == 500, "a few packets prove nothing"
+    packets(bench, 1, 1, 50)
+    await bench.sample()
+    assert windows[:, 0].tolist() == [0, 500 + (1 << 31), 0, 0]
+    assert bench.agent.sampler.windows_refreshed == 1
+    after = await bench.sample()
+    assert after["switch_time_ns"] in (None, before["switch_time_ns"])
+    assert after["step_min"] == before["step_min"]
+    bench.set_register("window_start", 0, 1, f1=900)
+    assert (await bench.sample())["switch_time_ns"] == 900 * 256
+
+
+async def test_a_job_that_never_got_a_window_is_helped_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start value that looks like the future to the switch's clock is replaced by the opposite one."""
+    for name, value in STUCK.items():
+        monkeypatch.setattr(f"switch_agent.agent.sampler.{name}", value)
+    await bench.put()
+    await bench.sample()
+    packets(bench, 1, 1, 50)
+    sample = await bench.sample()
+    assert bench.memory.registers["window_start"]["f1"][:, 0].tolist() == [1 << 31] * 4
+    assert sample["live_pipes"] == []
+    assert (await bench.sample())["live_pipes"] == [], "a value that we wrote is no packet"
+
+
+async def test_new_jobs_start_their_window_behind_a_known_clock(bench: Bench) -> None:
+    """Once the switch's clock is known to be in its upper half, starts are written there."""
+    await bench.put(1)
+    bench.set_register("window_start", 0, 0, f1=0x9000_0000)
+    await bench.sample()
+    state = await bench.put(2, name="b", job_tag=4)
+    assert bench.memory.registers["window_start"]["f1"][0, state["state_index"]] == 1 << 31
+
+
+async def test_history_is_kept_per_job_and_paged(bench: Bench) -> None:
+    """since and limit page through the samples, oldest first; unknown jobs are 404."""
+    await bench.put()
+    for seq in (100, 101, 102, 103):
+        await bench.agent.sampler.sample(seq)
+
+    async def seqs(query: str) -> list[int]:
+        answer = await bench.http.get(f"/api/v1/samples?{query}")
+        return [sample["seq"] for sample in answer.json()["samples"]]
+
+    assert await seqs("job=1") == [100, 101, 102, 103]
+    assert await seqs("job=1&since=101") == [102, 103]
+    assert await seqs("job=1&since=100&limit=2") == [101, 102]
+    assert (await bench.http.get("/api/v1/samples?job=9")).status_code == 404
+    assert (await bench.http.get("/api/v1/samples")).status_code == 422
+
+
+async def test_registers_show_the_newest_sample(bench: Bench) -> None:
+    """Of all jobs or of one; unknown jobs are 404."""
+    await bench.put(1)
+    await bench.put(2, name="b", job_tag=4)
+    await bench.sample()
+    answer = (await bench.http.get("/api/v1/registers")).json()
+    assert [sample["name"] for sample in answer["samples"]] == ["ring", "b"]
+    answer = (await bench.http.get("/api/v1/registers?job=2")).json()
+    assert [sample["job_id"] for sample in answer["samples"]] == [2]
+    assert (await bench.http.get("/api/v1/registers?job=3")).status_code == 404
+
+
+async def test_a_failed_read_gives_no_sample(bench: Bench) -> None:
+    """No zeros: the frame is missing, the failure counted, the next one is good again."""
+    await bench.put()
+    bench.server.faults.locked = True
+    bench.agent.session.reader().timeout = 0.05
+    assert await bench.agent.sampler.sample(0) is None
+    assert bench.agent.sampler.failures == 1
+    bench.server.faults.locked = False
+    assert await bench.agent.sampler.sample(1) is not None
+
+
+async def test_a_sample_under_way_during_a_change_of_jobs_is_dropped(bench: Bench) -> None:
+    """Rows read for the old places of jobs must not be shown, nor written back, as the new jobs'."""
+    await bench.put()
+    bench.server.faults.read_delay_s = 0.2
+    sampling = asyncio.create_task(bench.agent.sampler.sample(0))
+    await asyncio.sleep(0)
+    bench.agent.sampler.forget(1)
+    assert await sampling is None
+
+
+async def test_ticks_lie_on_multiples_of_the_interval(bench: Bench) -> None:
+    """seq is the tick's number on the wall clock, so that several agents' samples can be joined."""
+    await bench.put()
+    sampler = Sampler(
+        bench.agent.session,
+        interval=0.02,
+        jobs=bench.agent._sampled_jobs,
+        version=lambda: 0,
+    )
+    task = asyncio.create_task(sampler.run())
+    with sampler.listen() as frames:
+        seen = [await asyncio.wait_for(frames.get(), 10) for _ in range(5)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for frame in seen:
+        late = frame.time_unix_s - frame.seq * 0.02
+        assert -1e-3 < late < 0.02
+    assert [frame.seq for frame in seen] == sorted({frame.seq for frame in seen})
+
+
+def frame(seq: int, *job_ids: int) -> Frame:
+    """A frame with rows of these jobs."""
+    rows: Any = np.zeros(len(job_ids), ROW)
+    rows["job_id"] = job_ids
+    return Frame(seq, float(seq), rows, tuple(f"j{job_id}" for job_id in job_ids))
+
+
+def test_history_is_bounded_by_frames_and_rows() -> None:
+    """Old frames go; the newest always stays."""
+    history = History(max_frames=3, max_rows=5)
+    for seq in range(1, 6):
+        history.append(frame(seq, 1, 2))
+    assert [sample["seq"] for sample in history.since(1, 0, 100)] == [4, 5]
+    history.append(frame(6, *range(1, 20)))
+    assert [sample["seq"] for sample in history.since(2, 0, 100)] == [6]
+
+
+def test_history_skips_frames_without_the_job() -> None:
+    """A job's samples need not be in every frame; a limit counts only its own."""
+    history = History()
+    for seq, jobs in ((1, (1, 2)), (2, (2,)), (3, (1,)), (4, (1, 9))):
+        history.append(frame(seq, *jobs))
+    assert [sample["seq"] for sample in history.since(1, 0, 2)] == [1, 3]
+    assert list(history.since(5, 0, 10)) == []
