@@ -119,7 +119,9 @@ class Names:
     def index(self, table: str, index: int, **values: int) -> p.TableEntry:
         """A register or counter entry."""
         field = self.table(table)["key"][0]["name"]
-        return self.entry(table, self.fields(table, {field: index}), self.data(table, **values) if values else None)
+        return self.entry(
+            table, self.fields(table, {field: index}), self.data(table, None, **values) if values else None
+        )
 
     def show(self, entity: p.Entity) -> dict[str, Any]:
         """Data field name -> list of ints (one per DataField with that id), or the other value types."""

@@ -50,7 +50,7 @@ async def test_the_details_are_a_google_rpc_status_of_any_error(client: Raw) -> 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.insert(bad(client))
     raw = dict(caught.value.trailing_metadata() or ())["grpc-status-details-bin"]
-    status = p.Status.FromString(raw)  # type: ignore[arg-type]
+    status = p.Status.FromString(raw)
     assert (status.code, status.message) == (2, "Write Error Status")
     assert [detail.type_url for detail in status.details] == ["type.googleapis.com/bfrt_proto.Error"]
 

@@ -32,7 +32,7 @@ def group(raw: Raw, number: int, members: list[int], **more: Any) -> p.TableEntr
 def route(raw: Raw, address: int, prefix: int, **to: int) -> p.TableEntry:
     """An IPv4 route."""
     key = raw.n.key("ipv4_lpm", hdr__ipv4__dst=("lpm", address, prefix))
-    return raw.n.entry("ipv4_lpm", key, raw.n.data("ipv4_lpm", **to))
+    return raw.n.entry("ipv4_lpm", key, raw.n.data("ipv4_lpm", None, **to))
 
 
 async def codes(lab: Lab, call: Any) -> list[int]:

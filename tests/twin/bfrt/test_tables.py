@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from fabric_twin.bfrt_server import TableSnapshot
 from switch_agent import bfrt_proto as p
 
 if TYPE_CHECKING:
@@ -342,11 +343,17 @@ async def test_tables_that_are_not_emulated_say_so(client: Raw, lab: Lab) -> Non
     assert "sig_hash.configure" in error.message
 
 
-async def test_the_data_plane_hears_of_each_changed_table_once_per_write(client: Raw, lab: Lab) -> None:
+async def test_the_data_plane_hears_of_each_changed_table_once_per_write(
+    client: Raw, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And gets every table once at the start."""
     assert lab.backend.tables["job_params"].default == ("NoAction", {})
     told: list[tuple[str, int]] = []
-    lab.backend.table_changed = lambda name, now: told.append((name, len(now.entries)))  # type: ignore[method-assign]
+
+    def listen(table: str, entries: TableSnapshot) -> None:
+        told.append((table, len(entries.entries)))
+
+    monkeypatch.setattr(lab.backend, "table_changed", listen)
     await client.insert(params(client, 1), params(client, 2), classify(client, 1, 1))
     assert told == [("job_params", 2), ("job_classify", 1)]
     await client.read(params(client, 1))

@@ -40,14 +40,19 @@ class _IndexedTable(Table):
         self.name = spec.short_name
         self._key = next(iter(spec.key.values()))
         self._templates: dict[tuple[int, ...], EntryTemplate] = {}
+        self._all_fields = tuple(spec.data.values())
 
     @abstractmethod
     def sync(self, index: int | None = None) -> None:
         """Shadow := device, for one index or for all."""
 
     @abstractmethod
-    def columns(self, spec: DataSpec, pipes: slice, indexes: slice) -> list[Values]:
-        """Shadow values [n] of one field: one array per DataField that a read shows."""
+    def columns(self, spec: DataSpec, pipes: slice) -> list[Values]:
+        """Shadow values [size] of one field: one array per DataField that a read shows."""
+
+    @abstractmethod
+    def row(self, spec: DataSpec, pipes: slice, index: int) -> list[int]:
+        """The same for one index."""
 
     @abstractmethod
     def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
@@ -98,20 +103,19 @@ class _IndexedTable(Table):
         index = self._index(entry) if keyed else None
         if entry.table_flags.from_hw or entry.table_read_flag.from_hw:
             self.sync(index)
-        indexes = slice(0, self.spec.size) if index is None else slice(index, index + 1)
         specs = self._wanted(entry)
-        columns = [(spec, column) for spec in specs for column in self.columns(spec, pipes, indexes)]
-        template = self._template(tuple(spec.id for spec, _ in columns), [spec for spec, _ in columns])
-        keys = np.arange(indexes.start, indexes.stop, dtype=np.uint64)
-        streams = [big_endian(keys, self._key.type.num_bytes)]
+        if index is not None:
+            values = [value for spec in specs for value in self.row(spec, pipes, index)]
+            return self._template(specs, len(values)).fill_one([index, *values])
+        columns = [(spec, column) for spec in specs for column in self.columns(spec, pipes)]
+        streams = [big_endian(np.arange(self.spec.size, dtype=np.uint64), self._key.type.num_bytes)]
         streams += [big_endian(column, spec.type.num_bytes) for spec, column in columns]
-        return template.fill(streams)
+        return self._template(specs, len(columns)).fill(streams)
 
     def _index(self, entry: p.TableEntry) -> int:
         if entry.WhichOneof("value") == "handle_id":
             raise self.unsupported("has no entry handles")
-        values, _ = codec.decode_key(self.spec, entry.key)
-        index = values[self._key.name]
+        index = codec.decode_key(self.spec, entry.key)[0][self._key.name]
         if not isinstance(index, int) or index >= self.spec.size:
             raise invalid(f"table {self.spec.name}: index {index} is not in 0..{self.spec.size - 1};")
         return index
@@ -120,24 +124,27 @@ class _IndexedTable(Table):
         if entry.table_flags.key_only or entry.table_read_flag.key_only:
             return ()
         if not entry.data.fields:
-            return tuple(self.spec.data.values())
+            return self._all_fields
         unknown = [field.field_id for field in entry.data.fields if field.field_id not in self.spec.data]
         if unknown:
             raise invalid(f"table {self.spec.name} has no data field with id {unknown[0]};")
         return [self.spec.data[field.field_id] for field in entry.data.fields]
 
-    def _template(self, shape: tuple[int, ...], specs: Sequence[DataSpec]) -> EntryTemplate:
+    def _template(self, specs: Sequence[DataSpec], num_values: int) -> EntryTemplate:
+        """The wire form of an entry with that many values, the same number for each of ``specs``."""
+        shape = (num_values, *(spec.id for spec in specs))
         if shape not in self._templates:
+            repeated = [spec for spec in specs for _ in range(num_values // len(specs))]
 
             def build(parts: Sequence[bytes]) -> p.TableEntry:
                 entry = p.TableEntry(table_id=self.spec.id)
                 entry.key.fields.add(field_id=self._key.id).exact.value = parts[0]
                 entry.data.SetInParent()
-                for spec, part in zip(specs, parts[1:], strict=True):
+                for spec, part in zip(repeated, parts[1:], strict=True):
                     entry.data.fields.add(field_id=spec.id, stream=part)
                 return entry
 
-            widths = [self._key.type.num_bytes, *(spec.type.num_bytes for spec in specs)]
+            widths = [self._key.type.num_bytes, *(spec.type.num_bytes for spec in repeated)]
             self._templates[shape] = EntryTemplate(build, widths)
         return self._templates[shape]
 
@@ -165,11 +172,20 @@ class RegisterTable(_IndexedTable):
             for field, per_pipe in self.backend.read_register(self.name, index).items():
                 self._shadow[field][:, index] = per_pipe
 
-    def columns(self, spec: DataSpec, pipes: slice, indexes: slice) -> list[Values]:
+    def columns(self, spec: DataSpec, pipes: slice) -> list[Values]:
         """One array per pipe."""
+        self._check_width(spec)
+        return list(self._shadow[_field(spec)][pipes])
+
+    def row(self, spec: DataSpec, pipes: slice, index: int) -> list[int]:
+        """One value per pipe."""
+        self._check_width(spec)
+        values: list[int] = self._shadow[_field(spec)][pipes, index].tolist()
+        return values
+
+    def _check_width(self, spec: DataSpec) -> None:
         if spec.type.width not in REGISTER_WIDTHS:
             raise invalid(f"table {self.spec.name}: fields of {spec.type.width} bits cannot be read;")
-        return list(self._shadow[_field(spec)][pipes, indexes])
 
     def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
         """All fields of one index, in one pipe or in all."""
@@ -224,10 +240,14 @@ class CounterTable(_IndexedTable):
         else:
             self._shadow[:, index] = self.backend.read_counter(self.name, index)
 
-    def columns(self, spec: DataSpec, pipes: slice, indexes: slice) -> list[Values]:
+    def columns(self, spec: DataSpec, pipes: slice) -> list[Values]:
         """One array: the sum over the pipes."""
-        total: Values = self._shadow[pipes, indexes, AXIS[spec.name]].sum(axis=0, dtype=np.uint64)
+        total: Values = self._shadow[pipes, :, AXIS[spec.name]].sum(axis=0, dtype=np.uint64)
         return [total]
+
+    def row(self, spec: DataSpec, pipes: slice, index: int) -> list[int]:
+        """One value: the sum over the pipes."""
+        return [sum(self._shadow[pipes, index, AXIS[spec.name]].tolist())]
 
     def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
         """Set both counts (0 unless given); only for all pipes together."""

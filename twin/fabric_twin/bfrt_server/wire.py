@@ -47,6 +47,7 @@ class EntryTemplate:
         for i, width in enumerate(widths):
             start = int(np.flatnonzero(serialized(i) != self._blank)[0])
             self._holes.append(slice(start, start + width))
+        self._widths = tuple(widths)
 
     def fill(self, columns: Sequence[Bytes]) -> bytes:
         """The serialized ReadResponse of n entries; each column is [n, width of its hole]."""
@@ -54,3 +55,10 @@ class EntryTemplate:
         for hole, column in zip(self._holes, columns, strict=True):
             out[:, hole] = column
         return out.tobytes()
+
+    def fill_one(self, values: Sequence[int]) -> bytes:
+        """The serialized ReadResponse of one entry; one integer per hole."""
+        out = bytearray(self._blank)
+        for hole, width, value in zip(self._holes, self._widths, values, strict=True):
+            out[hole] = value.to_bytes(width, "big")
+        return bytes(out)
