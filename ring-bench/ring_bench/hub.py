@@ -113,8 +113,6 @@ class Hub:
                 member.connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(timeout=2.0)
-        for member in members:
-            member.connection.close()
 
     @staticmethod
     def _bind(address: tuple[str, int], token: str | None) -> socket.socket:
@@ -173,28 +171,26 @@ class Hub:
 
     def _serve(self, member: _Member) -> None:
         connection = member.connection
-        try:
-            connection.settimeout(self._timeout_s)
-            send_frame(connection, {"t": "hello", "nonce": member.nonce})
-            join = receive_frame(connection)
-            problem = self._admit(member, join)
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
-            connection.close()  # a stranger; the missing rank is named when the time is over
-            return
-        if problem is not None:
-            member.send({"t": "reject", "message": problem})
-            return
-        connection.settimeout(None)
-        try:
-            while True:
-                message = receive_frame(connection)
-                if self._started:
-                    connection.settimeout(SILENCE_S)
-                self._take(member, message)
-                if member.left:
-                    return
-        except (OSError, EOFError, ValueError) as error:
-            self._lost(member, silent=isinstance(error, TimeoutError))
+        with connection:
+            try:
+                connection.settimeout(self._timeout_s)
+                send_frame(connection, {"t": "hello", "nonce": member.nonce})
+                join = receive_frame(connection)
+                problem = self._admit(member, join)
+            except (OSError, EOFError, ValueError, KeyError, TypeError):
+                return  # a stranger; the missing rank is named when the time is over
+            if problem is not None:
+                member.send({"t": "reject", "message": problem})
+                return
+            connection.settimeout(None)
+            try:
+                while not member.left:
+                    message = receive_frame(connection)
+                    if self._started:
+                        connection.settimeout(SILENCE_S)
+                    self._take(member, message)
+            except (OSError, EOFError, ValueError) as error:
+                self._lost(member, silent=isinstance(error, TimeoutError))
 
     def _admit(self, member: _Member, join: dict[str, Any]) -> str | None:
         if not hmac.compare_digest(join["proof"], proof(self._token, member.nonce)):
@@ -248,8 +244,8 @@ class Hub:
         with self._lock:
             self._refused = problem
             for member in self._members:
-                member.send({"t": "reject", "message": problem})
                 member.left = True
+                member.send({"t": "reject", "message": problem})
 
     def _take(self, member: _Member, message: dict[str, Any]) -> None:
         kind = message["t"]

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D102 (the calls are those of the contract)
 """Fixtures: an AllReduce on the loopback fabric, and a stand-in for the twin's verbs service."""
 
 from __future__ import annotations
