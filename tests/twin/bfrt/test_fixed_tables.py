@@ -93,6 +93,22 @@ async def test_disabling_a_port_is_told_too(lab: Lab, client: Raw) -> None:
     assert [(c.table_entry.key.fields[0].exact.value[-1], c.port_up) for c in got] == [(0, False), (8, False)]
 
 
+async def test_a_port_change_that_is_rolled_back_is_told_twice(lab: Lab, client: Raw) -> None:
+    """Down, and up again when the batch fails."""
+    listener = await lab.client(5)
+    await listener.subscribe(enable_port_status_change_notifications=True)
+    await codes(
+        lab,
+        client.write(
+            lab.put(port(client, 8, S_PORT_ENABLE=False), p.Update.MODIFY),
+            lab.put(port(client, 99, S_PORT_ENABLE=False), p.Update.MODIFY),
+            atomicity=p.WriteRequest.ROLLBACK_ON_ERROR,
+        ),
+    )
+    got = [(await listener.next_message()).port_status_change_notification.port_up for _ in range(2)]
+    assert got == [False, True]
+
+
 async def test_the_attribute_turns_notifications_off(lab: Lab, client: Raw) -> None:
     """port_status_notify of $PORT; it reads back."""
     listener = await lab.client(5)

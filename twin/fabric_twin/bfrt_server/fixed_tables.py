@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from fabric_twin.bfrt_server import codec
 from fabric_twin.bfrt_server.backend import FixedTableSource, SwitchBackend
@@ -17,6 +19,7 @@ from switch_agent import bfrt_proto as p
 
 __all__ = ["FixedTables", "Port", "PortTable"]
 
+T = TypeVar("T")
 DEV_PORT = "$DEV_PORT"
 STAGES, QUEUES_PER_GROUP = 20, 128  # of a Tofino2
 
@@ -86,11 +89,8 @@ class PortTable(_LiveTable):
 
     def write(self, kind: p.Update.Type, entry: p.TableEntry, target: p.TargetDevice) -> Change:
         """Add, change or remove ports; who comes up or goes down is told to subscribers."""
-        before = {port: self.is_up(port) for port in self._numbers()}
-        change = super().write(kind, entry, target)
-        for port in before.keys() | set(self._numbers()):
-            self._tell(port, before.get(port, False))
-        return change
+        change = self._telling(partial(super().write, kind, entry, target))
+        return Change(lambda: self._telling(change.undo), change.modified)
 
     def live(self, entry: InstalledEntry) -> InstalledEntry:
         """The entry with its operational state."""
@@ -124,6 +124,13 @@ class PortTable(_LiveTable):
 
     def _numbers(self) -> list[int]:
         return [identity[0] for identity in self._rows if isinstance(identity[0], int)]
+
+    def _telling(self, action: Callable[[], T]) -> T:
+        before = {port: self.is_up(port) for port in self._numbers()}
+        result = action()
+        for port in sorted(before.keys() | set(self._numbers())):
+            self._tell(port, before.get(port, False))
+        return result
 
     def _tell(self, dev_port: int, before: bool) -> None:
         now = self.is_up(dev_port)

@@ -24,7 +24,6 @@ class BfStatus(Enum):
     """A status of the driver: the gRPC code it becomes, and the words appended to the message."""
 
     NOT_READY = (grpc.StatusCode.UNAVAILABLE, "Not ready")
-    TABLE_LOCKED = (grpc.StatusCode.UNAVAILABLE, "Table locked")
     IN_USE = (grpc.StatusCode.UNAVAILABLE, "In use")
     NO_SPACE = (grpc.StatusCode.RESOURCE_EXHAUSTED, "Not enough space")
     INVALID_ARG = (grpc.StatusCode.INVALID_ARGUMENT, "Invalid arguments")
