@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from fabric_twin.errors import TwinError
+from fabric_twin.errors import ConfigError, TwinError
 from fabric_twin.presets import DCQCN_SETS, PRESETS, get_preset
 
 __all__ = ["main"]
@@ -64,10 +64,16 @@ _PRESET_OPTIONS = (
 
 def _run(args: argparse.Namespace) -> None:
     from fabric_twin.daemon import TwinConfig, serve  # the engine takes a second to import
+    from fabric_twin.verbs_service import MAX_PACE
 
-    if args.pace is not None and args.pace <= 0:
-        raise TwinError(f"--pace {args.pace}: give a positive number")
+    if args.pace is not None and not 0 < args.pace <= MAX_PACE:
+        raise ConfigError(f"--pace {args.pace}: allowed are more than 0 up to {MAX_PACE:g}")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: give 0 or a positive number")
     preset = get_preset(args.preset, **{name: getattr(args, name) for name in _PRESET_OPTIONS})
+    for option, first, count in (("http", args.http_port, 1), ("bfrt", args.bfrt_port, preset.tors)):
+        if not 0 <= first <= 65536 - count:
+            raise ConfigError(f"--{option}-port {first}: allowed are 0 to {65536 - count}")
     serve(
         TwinConfig(
             preset=preset,

@@ -20,7 +20,7 @@ import uvicorn
 import yaml
 
 from fabric_twin.bfrt_server import BfRtServer, P4Program, Port
-from fabric_twin.errors import ConfigError, FabricError
+from fabric_twin.errors import ConfigError, UnknownNameError
 from fabric_twin.fabric import Fabric, warm_up
 from fabric_twin.presets import Preset
 from fabric_twin.rest import make_app
@@ -87,7 +87,7 @@ class Twin:
         """The same by name.
 
         Raises:
-            FabricError: no such ToR.
+            UnknownNameError: no such ToR.
         """
         return self._server_of(name).address
 
@@ -95,7 +95,7 @@ class Twin:
         for switch, server in zip(self.fabric.topology.switches, self.bfrt, strict=False):
             if switch.name == name:
                 return server
-        raise FabricError(f"no ToR {name!r}; there are tor0 to tor{len(self.bfrt) - 1}")
+        raise UnknownNameError(f"no ToR {name!r}; there are tor0 to tor{len(self.bfrt) - 1}")
 
     async def restart_switch(self, name: str, down_s: float) -> None:
         """Stop a ToR's BF-Runtime server and start it again with empty tables, as when bf_switchd restarts."""

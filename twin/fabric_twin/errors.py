@@ -5,13 +5,14 @@
 
     TwinError
     ├── ConfigError          a preset, option or file that cannot be used
-    ├── FabricError          the fabric cannot do what was asked (no such host, link, QP...)
+    ├── FabricError          the fabric cannot do what was asked
+    │   └── UnknownNameError it has no host, link or switch of that name
     └── VerbsError           a verbs call failed; carries an errno name for the client
 """
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "FabricError", "TwinError", "VerbsError"]
+__all__ = ["ConfigError", "FabricError", "TwinError", "UnknownNameError", "VerbsError"]
 
 
 class TwinError(Exception):
@@ -24,6 +25,10 @@ class ConfigError(TwinError):
 
 class FabricError(TwinError):
     """The fabric cannot do what was asked."""
+
+
+class UnknownNameError(FabricError):
+    """The fabric has no host, link or switch of that name."""
 
 
 class VerbsError(TwinError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,20 +20,23 @@ from fabric_twin.engine.dcqcn import CcQp
 from fabric_twin.engine.state import (
     ACTIVE_MAX,
     CC_SHIFT,
+    COUNTERS,
     E_ACKED,
     E_DELIVERED,
     E_RETRY_EXC,
     E_RNR_RETRY_EXC,
+    GAP_BYTES,
     M_DATA,
     M_IMM,
     M_SIGNALED,
     M_WRITE_IMM,
-    MAX_HOPS,
+    MAX_DISTANCES,
     MTU_HEADER_BYTES,
     NEVER,
     PORT_SHIFT,
     Ctl,
     Event,
+    Hop,
     Msg,
     Packet,
     Planes,
@@ -52,7 +55,7 @@ from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.hashes import flow_signature, flow_slot
 from switch_agent.dataplane.pipeline import new_lookups, new_registers
 
-__all__ = ["ACKED", "DELIVERED", "RETRY_EXC", "RNR_RETRY_EXC", "Fabric", "FabricEvent", "Stats"]
+__all__ = ["ACKED", "DELIVERED", "RETRY_EXC", "RNR_RETRY_EXC", "Fabric", "FabricEvent", "Stats", "warm_up"]
 
 DELIVERED = E_DELIVERED
 ACKED = E_ACKED
@@ -103,12 +106,20 @@ class Fabric:
         self.num_pipes = NUM_PIPES
         self.cpu_s = 0.0
         self._qps: dict[int, _QpInfo] = {}
+        self._host_qps = [0] * preset.n_hosts
         self._free_qps: list[int] = []
         self._classify: list[Classify | None] = [None] * preset.tors
         self._ctl_lines: dict[int, int] = {}
         self._rto_lines: dict[int, int] = {}
         self._host_totals: dict[int, Any] = {}
+        self._routes: dict[tuple[int, ...], int] = {}
+        self._routes_end = 0
+        self._ack_ps = [
+            round(info.delay_us * 1e6) + ACK_BYTES * round(8000 / info.gbps) for info in self.topology.ports
+        ]
+        """What a link adds to the delay of an acknowledgement."""
         self.view, self.planes = self._new_state(seed)
+        kernel.run(self.view, self.planes, 0, 0)  # compiles or loads the loop: no part of anybody's run
 
     # ---------------------------------------------------------------------------------------- construction
 
@@ -116,7 +127,7 @@ class Fabric:
         preset, topology = self.preset, self.topology
         n_ports = len(topology.ports)
         n_switches = len(topology.switches)
-        n_lines = 1 + RTO_LINES + MAX_HOPS  # pause frames, timeouts, acknowledgements by distance
+        n_lines = 1 + RTO_LINES + MAX_DISTANCES  # pause frames, timeouts, acknowledgements by distance
         size = 1 << (n_ports + n_lines - 1).bit_length()
         sc = np.zeros(Sc.COLUMNS, dtype=np.int64)
         key = np.full(size, NEVER, dtype=np.int64)
@@ -162,6 +173,7 @@ class Fabric:
             ctl=ctl,
             line=line.reshape(-1),
             qp=np.zeros(capacity * Qp.COLUMNS, dtype=np.int64),
+            route=np.zeros(1024 * Hop.COLUMNS, dtype=np.int64),
             ccq=np.zeros(capacity * CcQp.COLUMNS, dtype=np.float64),
             cc=DCQCN_SETS[preset.dcqcn].vector(),
             msg=new_pool(1024, Msg.COLUMNS),
@@ -178,12 +190,19 @@ class Fabric:
         self._free_msg = 0
         self._free_qps = [i * Qp.COLUMNS for i in range(capacity - 1, -1, -1)]
         self._seed_random(view, seed)
+        self._set_margin(view)
         return view, planes
 
     @staticmethod
     def _seed_random(view: View, seed: int) -> None:
         word = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] | np.uint64(1)
         view.sc[Sc.RNG] = word.astype(np.int64)
+
+    @staticmethod
+    def _set_margin(view: View) -> None:
+        """Free records kept for one event: a NIC that catches up sends at most what fits on its wire."""
+        smallest = (MTU_HEADER_BYTES + GAP_BYTES) * view.port[Port.PS_PER_BYTE :: Port.COLUMNS]
+        view.sc[Sc.MARGIN] = 256 + int((view.port[Port.DELAY_PS :: Port.COLUMNS] // smallest).max())
 
     # ---------------------------------------------------------------------------------------- time
 
@@ -222,17 +241,18 @@ class Fabric:
         return reason
 
     def _grow_pools(self) -> None:
+        """Make sure that the next event finds as many free packets and delay line entries as it may need."""
         s = self.view
-        if s.sc[Sc.FREE_PACKETS] < kernel.MARGIN:
+        while s.sc[Sc.FREE_PACKETS] < s.sc[Sc.MARGIN]:
             pool, head = grow_pool(s.pk, Packet.COLUMNS, int(s.sc[Sc.FREE_PACKET]))
             s.sc[Sc.FREE_PACKETS] += len(s.pk) // Packet.COLUMNS
             s.sc[Sc.FREE_PACKET] = head
             self.view = s = s._replace(pk=pool)
-        if s.sc[Sc.FREE_CTLS] < kernel.MARGIN:
+        while s.sc[Sc.FREE_CTLS] < s.sc[Sc.MARGIN]:
             pool, head = grow_pool(s.ctl, Ctl.COLUMNS, int(s.sc[Sc.FREE_CTL]))
             s.sc[Sc.FREE_CTLS] += len(s.ctl) // Ctl.COLUMNS
             s.sc[Sc.FREE_CTL] = head
-            self.view = s._replace(ctl=pool)
+            self.view = s = s._replace(ctl=pool)
 
     def take_events(self) -> list[FabricEvent]:
         """What hosts have learnt since the last call, in order of time."""
@@ -245,7 +265,8 @@ class Fabric:
     def quiesce(self, seed: int) -> None:
         """With no traffic left, start afresh: the clock moves on to the next round number, all dice are re-thrown.
 
-        A run after this depends on `seed` alone, not on what ran before.
+        A run after this depends on `seed` alone, not on what ran before; what the control plane has written into
+        the switches, and the rates of links, stay.
         """
         while self.run(max_events=1_000_000) != kernel.IDLE:
             self.take_events()
@@ -256,13 +277,23 @@ class Fabric:
         self.seed = seed
         self._seed_random(s, seed)
         self.topology.reseed(seed)
-        for q in self._qps:
+        for remembered in (self._routes, self._ctl_lines, self._rto_lines):
+            remembered.clear()
+        self._routes_end = 0
+        for q, info in self._qps.items():
             self._route(q)
+            self._qp(q)[Qp.RTO_LINE] = self._rto_line(info.timeout)
 
     # ---------------------------------------------------------------------------------------- queue pairs
 
     def create_qp(self, host: Host, qp_num: int) -> int:
-        """A new queue pair on `host`; returns its row."""
+        """A new queue pair on `host`; returns its row.
+
+        Raises:
+            FabricError: the NIC has no more.
+        """
+        if self._host_qps[host.index] == ACTIVE_MAX:
+            raise FabricError(f"{host.name} has {ACTIVE_MAX} queue pairs, which is all its NIC can hold")
         if not self._free_qps:
             self._grow_qps()
         q = self._free_qps.pop()
@@ -270,11 +301,11 @@ class Fabric:
         generation = row[Qp.GENERATION]
         row[:] = 0
         row[Qp.GENERATION] = (generation + 1) & 0xFFFF
-        row[Qp.SRC] = host.index
         row[Qp.NIC] = host.nic << PORT_SHIFT
         row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG]] = -1
         row[Qp.CNP_AT] = -NEVER
         self._qps[q] = _QpInfo(host, qp_num)
+        self._host_qps[host.index] += 1
         return q
 
     def _qp(self, q: int) -> Any:
@@ -312,24 +343,31 @@ class Fabric:
             psn: first PSN on the wire.
             ect: packets are ECN capable.
             timeout: exponent of the local ACK timeout, 4.096 us * 2^timeout (IB spec 9.7.6.1.3); 0 = never.
-            retry_cnt: timeouts before the QP fails.
+            retry_cnt: timeouts that are answered by sending again; the next one fails the QP.
             rnr_retry: RNR NAKs before it fails; 7 = no limit.
-            rnr_timer_ps: pause after an RNR NAK.
+            rnr_timer_ps: pause that `q` asks for when it has no receive posted.
+
+        Raises:
+            FabricError: `dest` is the QP's own host, or the fabric has no timer for one more `timeout`.
         """
+        info = self._qps[q]
+        self.topology.path(info.host, dest, sport)  # raises before anything has changed
+        rto_line = self._rto_line(timeout)
         s = self.view
         row = self._qp(q)
-        info = self._qps[q]
         row[Qp.PEER] = -1 if peer is None else peer
         row[Qp.MTU] = mtu
         row[Qp.PSN_OFFSET] = psn
         row[Qp.ECT] = int(ect)
         row[Qp.RETRY_CNT], row[Qp.RNR_RETRY], row[Qp.RNR_PS] = retry_cnt, rnr_retry, rnr_timer_ps
-        row[Qp.RTO_LINE] = self._rto_line(timeout)
+        row[Qp.RTO_LINE] = rto_line
+        row[Qp.RTO_ARMED] = timeout == 0
         row[Qp.STATE] = 1
         line_bps = 8e12 / s.port[(info.host.nic << PORT_SHIFT) + Port.PS_PER_BYTE]
         dcqcn.reset(s.ccq, q >> CC_SHIFT, float(line_bps))
         info.dest = dest
         info.sport = sport
+        info.timeout = timeout
         self._route(q)
 
     def set_sport(self, q: int, sport: int) -> None:
@@ -339,6 +377,7 @@ class Fabric:
 
     def reset_qp(self, q: int) -> None:
         """Back to RESET: unsent messages vanish, packets on their way will be ignored. Frees its messages."""
+        self._grow_pools()
         s = self.view
         kernel.stop_sending(s, q)
         row = self._qp(q)
@@ -347,23 +386,23 @@ class Fabric:
             after = int(s.msg[m + Msg.NEXT])
             self.free_message(m)
             m = after
-        keep = row[[Qp.SRC, Qp.NIC, Qp.TX_PACKETS, Qp.RETRANSMITTED]].copy()
-        counters = row[Qp.RX_PACKETS : Qp.RNR_NAKS + 1].copy()
+        kept = [Qp.NIC, *COUNTERS]
+        values = row[kept].copy()
         generation = (int(row[Qp.GENERATION]) + 1) & 0xFFFF
         row[:] = 0
-        row[[Qp.SRC, Qp.NIC, Qp.TX_PACKETS, Qp.RETRANSMITTED]] = keep
-        row[Qp.RX_PACKETS : Qp.RNR_NAKS + 1] = counters
+        row[kept] = values
         row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG]] = -1
         row[Qp.CNP_AT] = -NEVER
         row[Qp.GENERATION] = generation
+        self._qps[q].dest = None
 
     def destroy_qp(self, q: int) -> None:
         """Forget the queue pair; its counters go to its host."""
         self.reset_qp(q)
-        for other in self._qps:
-            if self.view.qp[other + Qp.PEER] == q:
-                self.view.qp[other + Qp.PEER] = -1
+        peers = self.view.qp[Qp.PEER :: Qp.COLUMNS]
+        peers[peers == q] = -1
         info = self._qps.pop(q)
+        self._host_qps[info.host.index] -= 1
         totals = self._host_totals.setdefault(info.host.index, np.zeros(Qp.COLUMNS, dtype=np.int64))
         totals += self._qp(q)
         self._free_qps.append(q)
@@ -377,6 +416,8 @@ class Fabric:
         return int(self.view.qp[q + Qp.UNA_MSG]) < 0
 
     def _rto_line(self, timeout: int) -> int:
+        if timeout == 0:
+            return 0
         line = self._rto_lines.get(timeout)
         if line is None:
             if len(self._rto_lines) == RTO_LINES:
@@ -384,8 +425,7 @@ class Fabric:
                 raise FabricError(f"the twin keeps {RTO_LINES} different ACK timeouts ({known}); use one of them")
             line = 4 * (1 + len(self._rto_lines))
             self._rto_lines[timeout] = line
-            never = 1 << 60
-            self.view.line[line] = round(4.096e6 * 2**timeout) if timeout else never
+            self.view.line[line] = round(4.096e6 * 2**timeout)
         return line
 
     def _ctl_line(self, delay_ps: int) -> int:
@@ -397,20 +437,17 @@ class Fabric:
         return line
 
     def _route(self, q: int) -> None:
-        """Path, delay of acknowledgements, hashes and classification for the QP's present 5-tuple."""
+        """Path, delay of acknowledgements, hashes and classification for the QP's present 5-tuple.
+
+        Packets on their way keep the route they have.
+        """
         info = self._qps[q]
         if info.dest is None:
             return
-        s = self.view
         row = self._qp(q)
-        path = self.topology.path(info.host, info.dest, info.sport)
-        ports = [p << PORT_SHIFT for p in path]
-        row[Qp.PATH : Qp.PATH + MAX_HOPS] = -1
-        row[Qp.PATH : Qp.PATH + len(path)] = ports
-        row[Qp.HOPS] = len(path)
+        info.path = self.topology.path(info.host, info.dest, info.sport)
         row[Qp.SPORT] = info.sport
-        back = sum(int(s.port[p + Port.DELAY_PS] + ACK_BYTES * s.port[p + Port.PS_PER_BYTE]) for p in ports)
-        row[Qp.CTL_LINE] = self._ctl_line(back)
+        row[Qp.CTL_LINE] = self._ctl_line(sum(self._ack_ps[p] for p in info.path))
         src, dst = int(info.host.address), int(info.dest.address)
         peer = self._qps.get(int(row[Qp.PEER]))
         qpn = peer.qp_num if peer else 0
@@ -422,21 +459,31 @@ class Fabric:
         info = self._qps[q]
         if info.dest is None:
             return
-        row = self._qp(q)
-        row[Qp.JOB : Qp.JOB + MAX_HOPS] = -1
-        for hop in range(row[Qp.HOPS]):
-            node = self.topology.ports[row[Qp.PATH + hop] >> PORT_SHIFT].peer
-            if not 0 <= node < len(self._classify):
-                continue
-            classify = self._classify[node]
+        words: list[int] = []
+        for port in info.path:
+            node = self.topology.ports[port].peer
+            classify = self._classify[node] if 0 <= node < len(self._classify) else None
             found = classify(int(info.host.address), int(info.dest.address), info.sport) if classify else None
-            if found is not None:
-                row[Qp.JOB + hop], row[Qp.BLOCK + hop] = found
+            words += [port << PORT_SHIFT, *(found or (-1, 0)), 0]
+        self.view.qp[q + Qp.ROUTE] = self._intern_route(tuple(words))
+
+    def _intern_route(self, words: tuple[int, ...]) -> int:
+        """Where the route lives; many QPs share one, and there are not many different ones."""
+        start = self._routes.get(words)
+        if start is None:
+            start = self._routes_end
+            self._routes_end += len(words)
+            while self._routes_end > len(self.view.route):
+                self.view = self.view._replace(route=np.concatenate([self.view.route, 0 * self.view.route]))
+            self.view.route[start : self._routes_end] = words
+            self._routes[words] = start
+        return start
 
     # ---------------------------------------------------------------------------------------- messages
 
     def post(self, q: int, length: int, *, write: bool, imm: bool, signaled: bool) -> int:
         """Send a message of `length` bytes on the wire; returns its number."""
+        self._grow_pools()
         s = self.view
         m = self._free_msg
         after = int(s.msg[m + Msg.NEXT])
@@ -490,8 +537,11 @@ class Fabric:
         if gbps is not None:
             if not 0.01 <= gbps <= 800:
                 raise FabricError(f"link {name}: rate {gbps} Gb/s is out of range 0.01 to 800")
+            self._grow_pools()
+            kernel.catch_up(self.view, port.index << PORT_SHIFT)
             port.gbps = gbps
             self._port(port.index)[Port.PS_PER_BYTE] = round(8000 / gbps)
+            self._set_margin(self.view)
         if drop is not None:
             if not 0 <= drop <= 1:
                 raise FabricError(f"link {name}: drop probability {drop} is out of range 0 to 1")
@@ -550,3 +600,19 @@ class _QpInfo:
     qp_num: int
     dest: Host | None = None
     sport: int = 0xC000
+    timeout: int = 0
+    path: list[int] = field(default_factory=list)
+
+
+def warm_up() -> None:
+    """Compile the engine, or load what an earlier process compiled, by sending one packet."""
+    fabric = Fabric(Preset("warm-up", tors=1, hosts_per_tor=2, spines=0))
+    src, dst = fabric.topology.hosts
+    sender, receiver = fabric.create_qp(src, 1), fabric.create_qp(dst, 1)
+    for q, host, peer in ((sender, dst, receiver), (receiver, src, sender)):
+        fabric.connect(
+            q, host, peer, mtu=1024, sport=0xC000, psn=0, ect=True, timeout=14, retry_cnt=7, rnr_retry=7, rnr_timer_ps=1
+        )
+    fabric.post(sender, 1, write=True, imm=False, signaled=False)
+    fabric.run()
+    fabric.reset_qp(sender)

@@ -12,12 +12,16 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from fabric_twin.errors import FabricError
+from fabric_twin.errors import FabricError, UnknownNameError
+from fabric_twin.verbs_service import MAX_PACE
 
 if TYPE_CHECKING:
     from fabric_twin.daemon import Twin
 
 __all__ = ["ClockPatch", "LinkPatch", "make_app"]
+
+MAX_NS = 10**15
+"""Eleven days of virtual time."""
 
 
 class ClockPatch(BaseModel):
@@ -25,10 +29,13 @@ class ClockPatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    pace: Annotated[float | None, Field(gt=0, description="virtual seconds per second; null: no limit")] = None
-    hold_at_ns: Annotated[int | None, Field(ge=0, description="stop here; null: go on")] = None
+    pace: Annotated[
+        float | None,
+        Field(gt=0, le=MAX_PACE, allow_inf_nan=False, description="virtual seconds per second; null: no limit"),
+    ] = None
+    hold_at_ns: Annotated[int | None, Field(ge=0, le=MAX_NS, description="stop here; null: go on")] = None
     hold_after_ns: Annotated[
-        int | None, Field(ge=0, description="stop this long after the start of the next seeded run")
+        int | None, Field(ge=0, le=MAX_NS, description="stop this long after the start of the next seeded run")
     ] = None
 
 
@@ -54,9 +61,13 @@ def make_app(twin: Twin) -> FastAPI:
     app = FastAPI(title="fabric-twin", version="1", docs_url="/docs")
     fabric, service = twin.fabric, twin.service
 
-    @app.exception_handler(FabricError)
-    async def not_there(_: Request, error: FabricError) -> JSONResponse:
+    @app.exception_handler(UnknownNameError)
+    async def not_there(_: Request, error: UnknownNameError) -> JSONResponse:
         return JSONResponse({"detail": str(error), "code": "not_found"}, status_code=404)
+
+    @app.exception_handler(FabricError)
+    async def not_possible(_: Request, error: FabricError) -> JSONResponse:
+        return JSONResponse({"detail": str(error), "code": "invalid"}, status_code=422)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -91,13 +102,12 @@ def make_app(twin: Twin) -> FastAPI:
         """Change pace or hold."""
         given = patch.model_dump(exclude_unset=True)
         if "pace" in given:
-            service.clock.pace = given["pace"]
+            service.clock.set_pace(given["pace"], fabric.now_ps)
         if "hold_at_ns" in given:
             hold = given["hold_at_ns"]
             service.clock.hold_at_ps = None if hold is None else hold * 1000
         if given.get("hold_after_ns") is not None:
             service.hold_next_run_after(given["hold_after_ns"] * 1000)
-        service.clock.restart(fabric.now_ps)
         service.wake()
         return await clock()
 

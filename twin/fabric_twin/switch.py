@@ -50,6 +50,8 @@ class TwinSwitch:
             "ecmp_config": self._ecmp,
             **{name: self._lookup(name) for name in lookup_tables()},
         }
+        for name in lookup_tables():
+            install_lookup(fabric.planes.lut, tor, name, [], 0)  # as on a switch that has just started
 
     # ---------------------------------------------------------------------------------------- registers
 
@@ -108,7 +110,6 @@ class TwinSwitch:
 
     def _classification(self, snapshot: TableSnapshot) -> None:
         rules = [_Rule(entry) for entry in sorted(snapshot.entries, key=lambda e: e.priority)]
-        rules = [rule for rule in rules if rule.target is not None]
 
         def classify(src: int, dst: int, sport: int) -> tuple[int, int] | None:
             for rule in rules:
@@ -123,7 +124,7 @@ class TwinSwitch:
             int(entry.key["ig_md.job"]):  # type: ignore[arg-type]
             ParamEntry.from_data(_ints(entry.data)).values()
             for entry in snapshot.entries
-            if entry.action.endswith("set_params")
+            if entry.action.endswith("set_params") and entry.key["ig_md.job"] < N_JOB  # type: ignore[operator]
         }
         enabled = self._fabric.view.enabled.reshape(-1, N_JOB)[self._tor]
         for job in np.flatnonzero(enabled).tolist():
@@ -134,7 +135,7 @@ class TwinSwitch:
 
     def _ecmp(self, snapshot: TableSnapshot) -> None:
         assert snapshot.default is not None
-        mask = _ints(snapshot.default[1]).get("mask", 0xFFFF)
+        mask = _ints(snapshot.default[1])["mask"] if self._fabric.preset.ecmp_sport else 0
         if self._fabric.topology.switches[self._tor].hash_sport_mask != mask:
             self._fabric.set_hash_sport_mask(self._tor, mask)
 
@@ -159,14 +160,15 @@ class TwinSwitch:
 
 
 class _Rule:
-    """One entry of job_classify."""
+    """One entry of job_classify; `target` is None when it says: no job."""
 
     def __init__(self, entry: InstalledEntry) -> None:
         self._fields = [_pair(entry.key[name]) for name in ("hdr.ipv4.src", "hdr.ipv4.dst", "hdr.udp.sport")]
         self.target: tuple[int, int] | None = None
         if entry.action.endswith("set_job"):
             data = _ints(entry.data)
-            self.target = data["job"], data["state"]
+            if data["job"] < N_JOB:
+                self.target = data["job"], data["state"]
 
     def matches(self, *packet: int) -> bool:
         return not any((got ^ value) & mask for got, (value, mask) in zip(packet, self._fields, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
-from fabric_twin.errors import FabricError
+from fabric_twin.errors import FabricError, UnknownNameError
 from fabric_twin.presets import Preset
 
 __all__ = ["Host", "PortInfo", "Switch", "Topology", "leaf_spine"]
@@ -84,23 +84,23 @@ class Topology:
         """The host called `name`, or number `name`.
 
         Raises:
-            FabricError: there is none.
+            UnknownNameError: there is none.
         """
         for host in self.hosts:
             if name in (host.name, host.index, str(host.address)):
                 return host
-        raise FabricError(f"no host {name!r}; this fabric has {self.hosts[0].name} to {self.hosts[-1].name}")
+        raise UnknownNameError(f"no host {name!r}; this fabric has {self.hosts[0].name} to {self.hosts[-1].name}")
 
     def port(self, name: str) -> PortInfo:
         """The directed link called `name`, such as ``tor0->spine1``.
 
         Raises:
-            FabricError: there is none.
+            UnknownNameError: there is none.
         """
         for port in self.ports:
             if port.name == name:
                 return port
-        raise FabricError(f"no link {name!r}; names look like {self.ports[0].name} and {self.ports[-1].name}")
+        raise UnknownNameError(f"no link {name!r}; names look like {self.ports[0].name} and {self.ports[-1].name}")
 
     def reseed(self, seed: int) -> None:
         """Give every switch's ECMP hash its own salt, derived from `seed`."""
@@ -129,10 +129,11 @@ def leaf_spine(preset: Preset, seed: int) -> Topology:
     """Hosts h0.. below ToRs tor0.., every ToR linked to every spine."""
     topology = Topology(preset)
     n_tors = preset.tors
+    mask = 0xFFFF if preset.ecmp_sport else 0
     for i in range(n_tors):
-        topology.switches.append(Switch(i, f"tor{i}", tier=0))
+        topology.switches.append(Switch(i, f"tor{i}", tier=0, hash_sport_mask=mask))
     for i in range(preset.spines):
-        topology.switches.append(Switch(n_tors + i, f"spine{i}", tier=1))
+        topology.switches.append(Switch(n_tors + i, f"spine{i}", tier=1, hash_sport_mask=mask))
     down: dict[int, int] = {}
     for tor in range(n_tors):
         for i in range(preset.hosts_per_tor):

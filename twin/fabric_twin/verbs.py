@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs objects on the twin's NICs: memory regions, completion queues, queue pairs and their state machine.
 
-Data really moves: when the last packet of a write
-arrives, its bytes are copied from the sender's memory region into the receiver's.
+Data really moves: when the last packet of a write arrives, its bytes are copied from the sender's memory region
+into the receiver's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from ring_bench.tag import sport_of_flow_label
 
 __all__ = ["Completion", "MemoryRegion", "QueuePair", "VerbsHub"]
 
+ACCESS = ("LOCAL_WRITE", "REMOTE_WRITE")
 MAX_QP_WR = 8192
 MAX_CQE = 1 << 22
 MAX_MSG_SZ = 1 << 30
@@ -44,6 +45,7 @@ class MemoryRegion:
     owner: object
     length: int
     memory: mmap.mmap
+    remote_write: bool = True
 
 
 @dataclass
@@ -101,6 +103,17 @@ _TRANSITIONS = {
     ("SQD", "SQD"),
     ("SQD", "RTS"),
 }
+_LIMITS = {
+    "timeout": 31,
+    "retry_cnt": 7,
+    "rnr_retry": 7,
+    "min_rnr_timer": 31,
+    "sq_psn": 0xFFFFFF,
+    "rq_psn": 0xFFFFFF,
+    "dest_qp_num": 0xFFFFFF,
+    "flow_label": 0xFFFFF,
+    "traffic_class": 0xFF,
+}
 _WRITES = ("RDMA_WRITE", "RDMA_WRITE_WITH_IMM")
 _OPCODES = (*_WRITES, "SEND", "SEND_WITH_IMM")
 
@@ -128,12 +141,17 @@ class VerbsHub:
 
     # ------------------------------------------------------------------------------------ memory, queues
 
-    def reg_mr(self, owner: object, host: Host, pid: int, fd: int, length: int) -> MemoryRegion:
+    def reg_mr(
+        self, owner: object, host: Host, pid: int, fd: int, length: int, access: Sequence[str] = ACCESS
+    ) -> MemoryRegion:
         """Map a process's memfd.
 
         Raises:
-            VerbsError: it cannot be opened or is shorter than `length`.
+            VerbsError: it cannot be opened or is shorter than `length`, or `access` has an unknown flag.
         """
+        unknown = set(access) - set(ACCESS)
+        if unknown:
+            raise VerbsError("EINVAL", f"reg_mr: access {', '.join(sorted(unknown))}; the twin has {', '.join(ACCESS)}")
         path = f"/proc/{pid}/fd/{fd}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -147,7 +165,7 @@ class VerbsHub:
         except OSError as error:
             raise VerbsError("EACCES", f"reg_mr: cannot map {path}: {error.strerror}") from None
         self._keys += 1
-        region = MemoryRegion(self._keys, host, owner, length, memory)
+        region = MemoryRegion(self._keys, host, owner, length, memory, "REMOTE_WRITE" in access)
         self.regions[region.key] = region
         return region
 
@@ -212,17 +230,30 @@ class VerbsHub:
             raise VerbsError(
                 "EBUSY", f"modify_qp: QP {qp.qp_num:#x} of {qp.host.name} still sends; drain it before SQD"
             )
-        if qp.state == "SQD" and state == "SQD" and "flow_label" in attrs:
-            qp.attrs.update(attrs)
-            self._set_sport(qp, self._sport(qp))
-            return
-        qp.attrs.update({k: v for k, v in attrs.items() if v is not None})
+        given = {k: v for k, v in attrs.items() if v is not None}
+        unknown = set(given) - {*_LIMITS, "dest_gid", "dest_address", "path_mtu"}
+        if unknown:
+            raise VerbsError("EINVAL", f"modify_qp: unknown attributes {', '.join(sorted(unknown))}")
+        merged = {**qp.attrs, **given}
+        self._check_limits(merged)
         if state in ("RTR", "RTS") and qp.state in ("INIT", "RTR"):
-            self._connect(qp)
+            self._connect(qp, merged)
+        elif "flow_label" in given and state == "SQD" == qp.state:
+            self._set_sport(qp, self._sport(qp, merged))
+        elif "flow_label" in given and state != "INIT":
+            raise VerbsError(
+                "EINVAL", f"modify_qp: {qp.state} -> {state} takes no flow_label; give it in INIT -> RTR or SQD -> SQD"
+            )
+        qp.attrs = merged
         qp.state = state
 
-    def _connect(self, qp: QueuePair) -> None:
-        attrs = qp.attrs
+    @staticmethod
+    def _check_limits(attrs: Mapping[str, Any]) -> None:
+        for name, top in _LIMITS.items():
+            if not 0 <= int(attrs.get(name, 0)) <= top:
+                raise VerbsError("EINVAL", f"modify_qp: {name} = {attrs[name]}; allowed are 0 to {top}")
+
+    def _connect(self, qp: QueuePair, attrs: Mapping[str, Any]) -> None:
         dest_address = attrs.get("dest_address") or attrs.get("dest_gid")
         if dest_address is None or "dest_qp_num" not in attrs:
             raise VerbsError("EINVAL", f"modify_qp: RTR of QP {qp.qp_num:#x} needs dest_address and dest_qp_num")
@@ -234,12 +265,7 @@ class VerbsHub:
         if not 256 <= mtu <= self.fabric.preset.mtu:
             raise VerbsError("EINVAL", f"modify_qp: path_mtu {mtu}; this fabric allows 256 to {self.fabric.preset.mtu}")
         peer = self._by_number.get((dest.index, int(attrs["dest_qp_num"])))
-        timer = int((peer.attrs if peer else attrs).get("min_rnr_timer", 12))
-        limits = {"timeout": 31, "retry_cnt": 7, "rnr_retry": 7, "min_rnr_timer": 31}
-        for name, top in limits.items():
-            if not 0 <= int(attrs.get(name, 0)) <= top:
-                raise VerbsError("EINVAL", f"modify_qp: {name} = {attrs[name]}; allowed are 0 to {top}")
-        qp.sport = self._sport(qp)
+        qp.sport = self._sport(qp, attrs)
         try:
             self.fabric.connect(
                 qp.row,
@@ -247,22 +273,22 @@ class VerbsHub:
                 peer.row if peer else None,
                 mtu=mtu,
                 sport=qp.sport,
-                psn=int(attrs.get("sq_psn", 0)) & 0xFFFFFF,
+                psn=int(attrs.get("sq_psn", 0)),
                 ect=int(attrs.get("traffic_class", 0)) & 3 in (1, 2),
                 timeout=int(attrs.get("timeout", 14)),
                 retry_cnt=int(attrs.get("retry_cnt", 7)),
                 rnr_retry=int(attrs.get("rnr_retry", 7)),
-                rnr_timer_ps=RNR_TIMER_US[timer] * 1_000_000,
+                rnr_timer_ps=RNR_TIMER_US[int(attrs.get("min_rnr_timer", 12))] * 1_000_000,
             )
         except FabricError as error:
             raise VerbsError("EINVAL", f"modify_qp: {error}") from None
 
     @staticmethod
-    def _sport(qp: QueuePair) -> int:
-        label = int(qp.attrs.get("flow_label") or 0)
+    def _sport(qp: QueuePair, attrs: Mapping[str, Any]) -> int:
+        label = int(attrs.get("flow_label", 0))
         if label:
             return sport_of_flow_label(label)
-        return 0xC000 | ((qp.qp_num * 0x9E3779B1 ^ int(qp.attrs.get("dest_qp_num", 0))) & 0x3FFF)
+        return 0xC000 | ((qp.qp_num * 0x9E3779B1 ^ int(attrs["dest_qp_num"])) & 0x3FFF)
 
     def modify_udp_sport(self, qp: QueuePair, sport: int) -> None:
         """What mlx5dv_modify_qp_udp_sport does: RC, in RTS, and our rule: only with the send queue drained."""
@@ -346,7 +372,7 @@ class VerbsHub:
         if len(qp.sends) >= qp.max_send_wr:
             raise VerbsError("ENOMEM", f"{where}: all {qp.max_send_wr} entries of its send queue are in use")
         wire = length if wire_length is None else wire_length
-        if wire > MAX_MSG_SZ or wire < length:
+        if not 0 <= length <= wire <= MAX_MSG_SZ:
             raise VerbsError("EMSGSIZE", f"{where}: {wire} bytes; allowed are {length} (the payload) to {MAX_MSG_SZ}")
         write = opcode in _WRITES
         if not write and length:
@@ -359,6 +385,8 @@ class VerbsHub:
                 raise VerbsError(
                     "EINVAL", f"{where}: bytes {offset} to {offset + length} of a region of {region.length}"
                 )
+        if imm is not None and not 0 <= imm < 1 << 32:
+            raise VerbsError("EINVAL", f"{where}: imm {imm} does not fit 32 bits")
         wr = _SendWr(wr_id, opcode, signaled, lkey, offset, length, remote_rkey, remote_offset, imm)
         wr.message = self.fabric.post(
             qp.row, wire, write=write, imm=opcode.endswith("_WITH_IMM") or not write, signaled=signaled
@@ -391,8 +419,9 @@ class VerbsHub:
             target = self.regions.get(wr.rkey)
             if wr.length:
                 inside = target is not None and 0 <= wr.remote_offset <= target.length - wr.length
-                if target is None or not inside or target.host is not qp.host:
+                if target is None or not inside or target.host is not qp.host or not target.remote_write:
                     wr.status = "REM_ACCESS_ERR"
+                    self._fail(qp, event, "WR_FLUSH_ERR")  # the responder's side goes down too (IB spec 9.9.5.2)
                     return
                 source = self.regions[wr.lkey]
                 data = memoryview(source.memory)[wr.offset : wr.offset + wr.length]
@@ -404,12 +433,12 @@ class VerbsHub:
         self._complete(qp.recv_cq, qp.receives.popleft(), "SUCCESS", opcode, qp, wr.length, wr.imm, event.time_ps)
 
     def _acked(self, event: FabricEvent) -> None:
+        self.fabric.free_message(event.message)
         pending = self._pending.pop(event.message, None)
         if pending is None:
-            return
+            return  # its QP was reset at this very moment
         qp, wr = pending
         qp.sends.popleft()
-        self.fabric.free_message(event.message)
         if wr.status != "SUCCESS":
             self._error(qp, wr, wr.status, event.time_ps)
             self._fail(qp, event, "WR_FLUSH_ERR")

@@ -18,12 +18,12 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from fabric_twin.engine import kernel
-from fabric_twin.errors import ConfigError, FabricError, VerbsError
+from fabric_twin.errors import ConfigError, FabricError, UnknownNameError, VerbsError
 from fabric_twin.fabric import Fabric
 from fabric_twin.topology import Host
 from fabric_twin.verbs import MAX_CQE, MAX_MSG_SZ, MAX_QP_WR, Completion, VerbsHub
@@ -32,8 +32,14 @@ __all__ = ["PROTOCOL_VERSION", "Clock", "VerbsService"]
 
 PROTOCOL_VERSION = 1
 MAX_FRAME = 64 << 20
+MAX_TIMEOUT_NS = 10**15
+MAX_PACE = 1e6
+CATCH_UP_S = 0.1
+"""Wall-clock time that a paced clock makes up for after ranks have computed."""
 SLICE_EVENTS = 20_000
 """Events per turn of the loop: about 2 ms, the longest that a REST call or a table write has to wait."""
+POLL_S = 0.002
+"""How often a clock on hold or ahead of its pace is looked at."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -48,22 +54,58 @@ class Clock:
     def __init__(self, pace: float | None = None) -> None:
         self.pace = pace
         self.hold_at_ps: int | None = None
-        self._wall0 = time.monotonic()
+        self._wall0 = 0.0
         self._virtual0 = 0
 
-    def restart(self, now_ps: int) -> None:
-        """Pace from here on: a clock that stood still has nothing to catch up."""
-        self._wall0 = time.monotonic()
-        self._virtual0 = now_ps
+    def allowed_ps(self, now_ps: int) -> int | None:
+        """How far virtual time, which is `now_ps`, may go now; None = no limit.
 
-    def allowed_ps(self) -> int | None:
-        """How far virtual time may go now; None = no limit."""
+        Ranks that compute for a moment do not slow the clock down: it catches up. After a longer stop it does not.
+        """
         limits = []
         if self.pace is not None:
-            limits.append(self._virtual0 + int((time.monotonic() - self._wall0) * self.pace * 1e12))
+            wall = time.monotonic()
+            paced = self._virtual0 + int((wall - self._wall0) * self.pace * 1e12)
+            latest = now_ps + int(CATCH_UP_S * self.pace * 1e12)
+            if not now_ps <= paced <= latest:
+                paced = min(max(paced, now_ps), latest)
+                self._wall0, self._virtual0 = wall, paced
+            limits.append(paced)
         if self.hold_at_ps is not None:
             limits.append(self.hold_at_ps)
         return min(limits) if limits else None
+
+    def set_pace(self, pace: float | None, now_ps: int) -> None:
+        """Another pace from now on."""
+        self.pace = pace
+        self._wall0, self._virtual0 = time.monotonic(), now_ps
+
+
+class _Request(NamedTuple):
+    """A frame from a client, checked."""
+
+    serial: Any
+    calls: list[tuple[str, dict[str, Any]]]
+    wait: bool
+    timeout_ns: int | None
+
+    @classmethod
+    def parse(cls, payload: bytes) -> _Request:
+        """Read a frame.
+
+        Raises:
+            ValueError: it is no request; the text says why.
+        """
+        try:
+            frame = msgpack.unpackb(payload)
+            serial, calls, wait = frame["id"], frame["calls"], frame.get("wait")
+            timeout = None if wait is None else wait["timeout_ns"]
+            calls = [(str(name), dict(args)) for name, args in calls]
+        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        if timeout is not None and not (isinstance(timeout, int) and 0 <= timeout <= MAX_TIMEOUT_NS):
+            raise ValueError(f"timeout_ns is {timeout!r}; allowed are 0 to {MAX_TIMEOUT_NS} or nil")
+        return cls(serial, calls, wait is not None, timeout)
 
 
 class _Client:
@@ -76,8 +118,8 @@ class _Client:
         self.pid = 0
         self.devices: list[Host] = []
         self.completions: list[Completion] = []
-        self.request: dict[str, Any] | None = None
-        """The request it waits on."""
+        self.request: _Request | None = None
+        """The request that has no answer yet."""
         self.fresh = False
         """Its calls are still to be carried out."""
         self.results: list[Any] = []
@@ -147,14 +189,17 @@ class VerbsService:
             else:
                 writer.close()
                 raise ConfigError(f"another twin listens on {self.path}; stop it or choose another --verbs path")
-        before = os.umask(0o177)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            before = os.umask(0o177)
+            try:
+                self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+            finally:
+                os.umask(before)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {self.path}: {error.strerror or error}") from None
-        finally:
-            os.umask(before)
+            raise ConfigError(
+                f"cannot listen on {self.path} ({error.strerror or error}); choose another --verbs path"
+            ) from None
 
     async def stop(self) -> None:
         """Close the socket and every connection."""
@@ -186,7 +231,6 @@ class VerbsService:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self.clock.restart(self.fabric.now_ps)
             while self._everybody_waits():
                 pause = self._turn()
                 await asyncio.sleep(pause)
@@ -197,7 +241,7 @@ class VerbsService:
 
     def _turn(self) -> float:
         """One slice of virtual time; returns how long to sleep."""
-        for client in sorted(self._clients, key=lambda c: c.rank):
+        for client in sorted(self._clients, key=lambda c: (c.job, c.rank)):
             if client.fresh:
                 client.fresh = False
                 self._begin_wait(client)
@@ -206,10 +250,18 @@ class VerbsService:
         waiting = [c for c in self._clients if c.request is not None]
         deadlines = [c.deadline_ps for c in waiting if c.deadline_ps is not None]
         deadline = min(deadlines) if deadlines else None
-        allowed = self.clock.allowed_ps()
+        if deadline is None and self.fabric.next_event_ps is None:
+            for client in waiting:
+                self._fail_wait(
+                    client,
+                    "STALLED",
+                    "every rank waits for a completion and nothing is on its way: a receive or a send was never posted",
+                )
+            return 0.0
+        allowed = self.clock.allowed_ps(self.fabric.now_ps)
         until = min((t for t in (deadline, allowed) if t is not None), default=None)
         if until is not None and until < self.fabric.now_ps:
-            return 0.002
+            return POLL_S
         reason = self.fabric.run(until, SLICE_EVENTS)
         self.hub.handle(self.fabric.take_events())
         now = self.fabric.now_ps
@@ -218,17 +270,7 @@ class VerbsService:
                 self._finish_wait(client)
         if self._answer():
             return 0.0
-        if reason == kernel.IDLE:
-            for client in waiting:
-                self._fail_wait(
-                    client,
-                    "STALLED",
-                    "every rank waits for a completion and nothing is on its way: a receive or a send was never posted",
-                )
-            return 0.0
-        if reason == kernel.REACHED and until == allowed:
-            return 0.002
-        return 0.0
+        return POLL_S if reason == kernel.REACHED and until == allowed else 0.0
 
     def _answer(self) -> bool:
         """Reply to every client whose wait is over; True if there was one."""
@@ -250,24 +292,24 @@ class VerbsService:
                 if length > MAX_FRAME:
                     client.reply({"id": 0, "error": {"code": "EMSGSIZE", "message": f"frame of {length} bytes"}})
                     break
+                payload = await reader.readexactly(length)
                 try:
-                    request = msgpack.unpackb(await reader.readexactly(length))
-                    serial, calls, wait = request["id"], request["calls"], request.get("wait")
-                    calls = [(str(name), dict(args)) for name, args in calls]
-                except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-                    client.reply({"id": 0, "error": {"code": "EPROTO", "message": f"not a request: {error!r}"}})
+                    request = _Request.parse(payload)
+                except ValueError as error:
+                    client.reply({"id": 0, "error": {"code": "EPROTO", "message": f"not a request: {error}"}})
                     break
                 if client.request is not None:
-                    client.reply({"id": serial, "error": {"code": "EPROTO", "message": "one request at a time"}})
+                    message = "one request at a time: the last one has no answer yet"
+                    client.reply({"id": request.serial, "error": {"code": "EPROTO", "message": message}})
                     break
-                client.request = {"id": serial, "calls": calls, "wait": wait}
-                if wait is None:
+                client.request = request
+                if request.wait and client.attached:
+                    client.fresh = True
+                    self._wake.set()
+                else:
                     self._carry_out(client)
                     if client.request is not None:
                         self._finish_wait(client)
-                else:
-                    client.fresh = True
-                    self._wake.set()
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -283,16 +325,17 @@ class VerbsService:
         """Make the request's calls; an error ends it with an answer that says which call failed."""
         assert client.request is not None
         client.results = []
-        for i, (name, args) in enumerate(client.request["calls"]):
+        for i, (name, args) in enumerate(client.request.calls):
             try:
                 client.results.append(self._call(client, name, args))
             except VerbsError as error:
                 self._fail_wait(client, error.code, str(error), i)
                 return
             except FabricError as error:
-                self._fail_wait(client, "ENODEV", str(error), i)
+                code = "ENODEV" if isinstance(error, UnknownNameError) else "ENOMEM"
+                self._fail_wait(client, code, str(error), i)
                 return
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._fail_wait(client, "EINVAL", f"{name}: missing or wrong argument: {error}", i)
                 return
 
@@ -308,14 +351,17 @@ class VerbsService:
         self._carry_out(client)
         if client.request is None:
             return
-        timeout = client.request["wait"].get("timeout_ns")
-        client.deadline_ps = None if timeout is None else self.fabric.now_ps + int(timeout) * 1000
+        if not client.attached:  # it has just detached
+            self._finish_wait(client)
+            return
+        timeout = client.request.timeout_ns
+        client.deadline_ps = None if timeout is None else self.fabric.now_ps + timeout * 1000
 
     def _finish_wait(self, client: _Client) -> None:
         assert client.request is not None
         client.reply(
             {
-                "id": client.request["id"],
+                "id": client.request.serial,
                 "results": client.results,
                 "wc": client.completions,
                 "now_ns": self.fabric.now_ns,
@@ -328,7 +374,7 @@ class VerbsService:
     def _fail_wait(self, client: _Client, code: str, message: str, call: int | None = None) -> None:
         assert client.request is not None
         error = {"code": code, "message": message, "call": call}
-        client.reply({"id": client.request["id"], "error": error, "now_ns": self.fabric.now_ns})
+        client.reply({"id": client.request.serial, "error": error, "now_ns": self.fabric.now_ns})
         client.request = None
         client.deadline_ps = None
 
@@ -343,19 +389,16 @@ class VerbsService:
             )
         if client.attached:
             raise VerbsError("EPROTO", "attached already")
-        seed = args.get("seed")
-        alone = not any(c.attached for c in self._clients)
-        if alone and seed is not None:
+        job, rank, pid, seed = str(args["job"]), int(args["rank"]), int(args.get("pid", 0)), args.get("seed")
+        for name, value in (("rank", rank), ("seed", seed)):
+            if value is not None and int(value) < 0:
+                raise VerbsError("EINVAL", f"attach: {name} {value} is negative")
+        if seed is not None and not any(c.attached for c in self._clients):
             self.fabric.quiesce(int(seed))
             if self._hold_after_ps is not None:
                 self.clock.hold_at_ps = self.fabric.now_ps + self._hold_after_ps
                 self._hold_after_ps = None
-        client.rank = int(args["rank"])
-        client.job = str(args["job"])
-        client.pid = int(args.get("pid", 0))
-        if client.rank < 0:
-            client.rank = -1
-            raise VerbsError("EINVAL", f"attach: rank {args['rank']} is negative")
+        client.job, client.rank, client.pid = job, rank, pid
         preset = self.fabric.preset
         description = {
             "hosts": preset.n_hosts,
@@ -408,7 +451,8 @@ class VerbsService:
 
     def _reg_mr(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
         host = self._device(client, args)
-        region = self.hub.reg_mr(client, host, int(args["pid"]), int(args["fd"]), int(args["length"]))
+        access = [str(flag) for flag in args["access"]]
+        region = self.hub.reg_mr(client, host, int(args["pid"]), int(args["fd"]), int(args["length"]), access)
         return {"mr": region.key, "lkey": region.key, "rkey": region.key}
 
     def _create_qp(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:

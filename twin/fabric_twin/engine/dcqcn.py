@@ -146,7 +146,7 @@ def advance(cc: Floats, qp: Floats, o: int, t: float) -> None:
         inc_at = qp[o + _NEXT_INC]
         if min(cut_at, inc_at) > t:
             return
-        if cut_at <= inc_at:
+        if cut_at < inc_at:  # at the same time the increase comes first: its timer was started earlier
             _alpha_to(cc, qp, o, cut_at)
             if cc[_CLAMP] != 0.0 or qp[o + _T_STAGE] != 0.0:
                 qp[o + _TARGET] = qp[o + _RATE]
@@ -194,7 +194,7 @@ def on_cnp(cc: Floats, qp: Floats, o: int, t: float) -> None:
         _alpha_to(cc, qp, o, t)
         qp[o + _ALPHA_CNP] = 1.0
         if qp[o + _CUT_PENDING] == 0.0:
-            periods = np.ceil((t - qp[o + _CUT_BASE]) / cc[_DECREASE_PS])
+            periods = np.floor((t - qp[o + _CUT_BASE]) / cc[_DECREASE_PS]) + 1.0
             qp[o + _CUT_AT] = qp[o + _CUT_BASE] + periods * cc[_DECREASE_PS]
             qp[o + _CUT_PENDING] = 1.0
         return

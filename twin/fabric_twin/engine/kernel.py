@@ -54,6 +54,7 @@ from fabric_twin.engine.state import (
     TRACKED,
     Ctl,
     Event,
+    Hop,
     Msg,
     Packet,
     Planes,
@@ -66,14 +67,14 @@ from fabric_twin.engine.state import (
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.pipeline import process_packet
 
-__all__ = ["GROW", "IDLE", "REACHED", "SLICE", "STOPPED", "post", "run", "stop_sending"]
+__all__ = ["GROW", "IDLE", "REACHED", "SLICE", "STOPPED", "catch_up", "post", "run", "stop_sending"]
 
 REACHED = 0  # the time limit
 STOPPED = 1  # a completion that somebody may wait for
 GROW = 2  # a pool or the report is nearly full
 SLICE = 3  # enough events for one call
 IDLE = 4  # nothing will ever happen again by itself
-MARGIN = 1024
+OUT_MARGIN = 1024
 
 _V_TRACKED, _V_AHEAD, _V_MARK = 1, 2, 4
 _GEN_SHIFT = 16
@@ -175,6 +176,7 @@ def _line_event(s: View, line: int, t: int) -> None:
         s.qp[q + Qp.UNA_MSG] = s.msg[arg + Msg.NEXT]
         s.qp[q + Qp.RETRIES] = 0
         s.qp[q + Qp.RNR_RETRIES] = 0
+        _skip_acknowledged(s, q, arg, t)
         _report(s, t, E_ACKED, q, arg)
         if s.msg[arg + Msg.FLAGS] & M_SIGNALED:
             s.sc[Sc.STOP] = 1
@@ -186,33 +188,56 @@ def _line_event(s: View, line: int, t: int) -> None:
             _fail(s, q, t, E_RNR_RETRY_EXC)
         else:
             s.qp[q + Qp.RNR_RETRIES] += 1
-            _go_back(s, q, arg, t, s.qp[q + Qp.RNR_PS])
+            receiver = s.qp[q + Qp.PEER]
+            _go_back(s, q, arg, t, s.qp[receiver + Qp.RNR_PS] if receiver >= 0 else 0)
     elif kind == TIMEOUT:
-        _timeout(s, line, q, arg, t)
+        _timeout(s, line, q, t)
 
 
 @inner
-def _timeout(s: View, line: int, q: int, last_psn: int, t: int) -> None:
-    """The timer that the last packet of a message started; `last_psn` is that packet."""
+def _skip_acknowledged(s: View, q: int, m: int, t: int) -> None:
+    """Message `m` is acknowledged: what a timeout had made us send again of it need not leave any more."""
+    end = s.msg[m + Msg.PSN] + s.msg[m + Msg.PACKETS]
+    if s.qp[q + Qp.SND_NXT] >= end:
+        return
+    p = s.qp[q + Qp.NIC]
+    _nic_advance(s, p, t)
+    if s.qp[q + Qp.SND_NXT] < end:
+        s.qp[q + Qp.SND_NXT] = end
+        s.qp[q + Qp.SEND_MSG] = s.msg[m + Msg.NEXT]
+        if s.qp[q + Qp.SEND_MSG] < 0:
+            _deactivate(s, q)
+    _rekey(s, p)
+
+
+@inner
+def _timeout(s: View, line: int, q: int, t: int) -> None:
+    """The QP's timer: it starts with a packet and runs until a look at it finds everything acknowledged.
+
+    No progress of the receiver between two looks is a timeout. So the first one comes one to two periods after
+    progress has stopped (IB spec 9.7.6.1.3 allows one to four).
+    """
     oldest = s.qp[q + Qp.UNA_MSG]
-    if oldest < 0 or s.msg[oldest + Msg.PSN] > last_psn:
-        return  # acknowledged
+    if oldest < 0:
+        s.qp[q + Qp.RTO_ARMED] = 0
+        return
+    _nic_advance(s, s.qp[q + Qp.NIC], t)
     peer = s.qp[q + Qp.PEER]
-    reached = s.qp[peer + Qp.RX_PSN] if peer >= 0 else s.qp[q + Qp.RTO_PSN]
+    reached = s.qp[q + Qp.RTO_PSN]
+    if peer >= 0 and s.qp[peer + Qp.PEER] == q and s.qp[peer + Qp.STATE] != 0:
+        reached = s.qp[peer + Qp.RX_PSN]
     if reached > s.qp[q + Qp.RTO_PSN]:
         s.qp[q + Qp.RTO_PSN] = reached  # it moves: the acknowledgements in between would have restarted the timer
         s.qp[q + Qp.RETRIES] = 0
-    else:
+    elif s.qp[q + Qp.IS_ACTIVE] == 0 or s.qp[q + Qp.NEXT_AT] <= t:  # else it is pacing, or waits after an RNR NAK
         s.qp[q + Qp.TIMEOUTS] += 1
         s.qp[q + Qp.RETRIES] += 1
         if s.qp[q + Qp.RETRIES] > s.qp[q + Qp.RETRY_CNT]:
             _fail(s, q, t, E_RETRY_EXC)
             return
-        psn = max(reached, s.msg[oldest + Msg.PSN])
-        if psn <= last_psn:
-            _go_back(s, q, psn, t, 0)
-            return  # the retransmission's last packet starts the timer anew
-    _push(s, line, t + s.line[line], TIMEOUT, q, last_psn, s.qp[q + Qp.GENERATION])
+        _go_back(s, q, max(reached, s.msg[oldest + Msg.PSN]), t, 0)
+    _push(s, line, t + s.line[line], TIMEOUT, q, 0, s.qp[q + Qp.GENERATION])
+    _rekey(s, s.qp[q + Qp.NIC])
 
 
 @inner
@@ -351,7 +376,7 @@ def _emit(s: View, p: int, q: int, at: int, start: int) -> None:
     pk[k + Packet.PSN] = psn
     pk[k + Packet.SIZE] = size
     pk[k + Packet.FLAGS] = flags
-    pk[k + Packet.HOP] = 0
+    pk[k + Packet.HOP] = qp[q + Qp.ROUTE]
     port[p + Port.FREE_AT] = start + busy
     port[p + Port.READY_AT] = start
     _to_wire(s, p, k, start + busy + port[p + Port.DELAY_PS], wire)
@@ -368,9 +393,12 @@ def _emit(s: View, p: int, q: int, at: int, start: int) -> None:
 
     qp[q + Qp.SND_NXT] = psn + 1
     port[p + Port.RR] = at + 1 if at + 1 < port[p + Port.ACTIVE] else 0
-    if last:
+    if qp[q + Qp.RTO_ARMED] == 0:
+        qp[q + Qp.RTO_ARMED] = 1
+        qp[q + Qp.RTO_PSN] = psn
         line = qp[q + Qp.RTO_LINE]
-        _push(s, line, start + s.line[line], TIMEOUT, q, psn, qp[q + Qp.GENERATION])
+        _push(s, line, start + s.line[line], TIMEOUT, q, 0, qp[q + Qp.GENERATION])
+    if last:
         qp[q + Qp.SEND_MSG] = s.msg[m + Msg.NEXT]
         if qp[q + Qp.SEND_MSG] < 0:
             _deactivate(s, q)
@@ -501,7 +529,7 @@ def _port_advance(s: View, p: int, t: int) -> None:
                 if flags & TRACKED:
                     source = pk[k + Packet.IN_PORT]
                     row = port[source + Port.ROW]
-                    job = s.qp[pk[k + Packet.QP] + pk[k + Packet.HOP] + (Qp.JOB - 1)]
+                    job = s.route[pk[k + Packet.HOP] + (Hop.JOB - Hop.COLUMNS)]
                     if symphony:
                         s.counts[(row * N_JOB + job) * 8 + 4] += 1
                         s.counts[(row * N_JOB + job) * 8 + 5] += size
@@ -538,16 +566,17 @@ def _switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
     node = port[p + Port.PEER]
     q = pk[k + Packet.QP]
     hop = pk[k + Packet.HOP]
-    egress = s.qp[q + hop + (Qp.PATH + 1)]
+    egress = s.route[hop + (Hop.COLUMNS + Hop.PORT)]
     size = pk[k + Packet.SIZE]
     flags = pk[k + Packet.FLAGS]
     pipeline = s.sw[node + Sw.PIPELINE]
     if pipeline >= 0 and flags & DATA:
-        job = s.qp[q + hop + Qp.JOB]
-        if job >= 0 and s.enabled[pipeline * N_JOB + job] != 0:
+        job = s.route[hop + Hop.JOB]
+        # a packet of a QP that has been reset meanwhile passes untouched: its port and PSN are no longer known
+        if job >= 0 and s.enabled[pipeline * N_JOB + job] != 0 and flags >> _GEN_SHIFT == s.qp[q + Qp.GENERATION]:
             row = port[p + Port.ROW]
             params = planes.params[pipeline, job]
-            block = s.qp[q + hop + Qp.BLOCK] + (port[egress + Port.INDEX] & params[0])
+            block = s.route[hop + Hop.BLOCK] + (port[egress + Port.INDEX] & params[0])
             verdict = process_packet(
                 planes.regs,
                 row,
@@ -593,7 +622,7 @@ def _switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
         port[p + Port.XOFF] = 1
         _push(s, s.sc[Sc.PFC_LINE], t + port[p + Port.DELAY_PS], PFC_ON, p, 0, 0)
 
-    pk[k + Packet.HOP] = hop + 1
+    pk[k + Packet.HOP] = hop + Hop.COLUMNS
     pk[k + Packet.IN_PORT] = p
     pk[k + Packet.NEXT] = -1
     _port_advance(s, egress, t)
@@ -640,6 +669,8 @@ def _host_arrival(s: View, k: int, t: int) -> None:
     if psn == expected:
         if flags & LAST:
             m = qp[q + Qp.RX_MSG]
+            if m < 0 or psn != s.msg[m + Msg.PSN] + s.msg[m + Msg.PACKETS] - 1:
+                return  # only one of the two ends was reset: their PSNs mean different things
             if s.msg[m + Msg.FLAGS] & M_IMM:
                 if qp[r + Qp.RQ] == 0:
                     qp[r + Qp.RX_NAKED] = 1
@@ -702,6 +733,13 @@ def stop_sending(s: View, q: int) -> None:
 
 
 @entry
+def catch_up(s: View, p: int) -> None:
+    """Let port `p` do what it would have done until now, before something about it changes."""
+    _advance(s, p, s.sc[Sc.NOW])
+    _rekey(s, p)
+
+
+@entry
 def run(s: View, planes: Planes, until: int, max_events: int) -> int:
     """Run events up to and including time `until`; returns why it came back."""
     sc = s.sc
@@ -710,7 +748,8 @@ def run(s: View, planes: Planes, until: int, max_events: int) -> int:
     base = sc[Sc.CTL_BASE]
     events = 0
     reason = SLICE
-    room = len(s.out) // Event.COLUMNS - MARGIN
+    room = len(s.out) // Event.COLUMNS - OUT_MARGIN
+    margin = sc[Sc.MARGIN]
     while events < max_events:
         entity = s.win[1]
         t = key[entity]
@@ -721,7 +760,7 @@ def run(s: View, planes: Planes, until: int, max_events: int) -> int:
             else:
                 reason = IDLE
             break
-        if sc[Sc.FREE_PACKETS] < MARGIN or sc[Sc.FREE_CTLS] < MARGIN or sc[Sc.N_OUT] > room:
+        if sc[Sc.FREE_PACKETS] < margin or sc[Sc.FREE_CTLS] < margin or sc[Sc.N_OUT] > room:
             reason = GROW
             break
         sc[Sc.NOW] = t

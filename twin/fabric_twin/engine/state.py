@@ -16,13 +16,13 @@ import numpy.typing as npt
 from fabric_twin.engine.dcqcn import CcQp
 from switch_agent.dataplane.pipeline import Lookups, Registers
 
-__all__ = ["Ctl", "Event", "Msg", "Packet", "Planes", "Port", "Qp", "Sc", "Sw", "View"]
+__all__ = ["Ctl", "Event", "Hop", "Msg", "Packet", "Planes", "Port", "Qp", "Sc", "Sw", "View"]
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
-MAX_HOPS = 8
-"""Ports on the longest path: 4 in two tiers, 6 in three."""
+MAX_DISTANCES = 8
+"""Different delays that acknowledgements may have."""
 
 
 class Sc(IntEnum):
@@ -45,10 +45,10 @@ class Sc(IntEnum):
     PFC_ON = 14
     PFC_SHIFT = 15
     PFC_RESUME_OFFSET = 16
-    ACTIVE_MAX = 17
-    DROPS = 18
-    CNPS = 19
-    IN_FLIGHT = 20  # packets anywhere in the fabric
+    DROPS = 17
+    CNPS = 18
+    IN_FLIGHT = 19  # packets anywhere in the fabric
+    MARGIN = 20  # free records that one event may need
     COLUMNS = 24
 
 
@@ -98,7 +98,7 @@ class Packet(IntEnum):
     SIZE = 3  # bytes in buffers: payload and headers
     FLAGS = 4
     TIME = 5  # arrival at the next node
-    HOP = 6  # index of its port in the path
+    HOP = 6  # the hop of its route that it is on
     IN_PORT = 7  # link it came in by
     COLUMNS = 8
 
@@ -113,53 +113,66 @@ TRACKED = 64
 ECT = 128
 
 
+class Hop(IntEnum):
+    """One hop of a route. Routes never change, so packets keep theirs while their QP gets another."""
+
+    PORT = 0
+    JOB = 1  # of a classified packet at the node behind the port, or -1
+    BLOCK = 2  # its state index
+    COLUMNS = 4
+
+
 class Qp(IntEnum):
     """One end of a reliable connection; sender and receiver columns."""
 
-    SRC = 0  # host
-    PEER = 1  # the other end's row, or -1
-    STATE = 2  # 0 not ready, 1 RTS
-    NIC = 3  # port
-    HOPS = 4
-    MTU = 5
-    SND_NXT = 6
-    UNA_MSG = 7  # oldest message not acknowledged, or -1
-    SEND_MSG = 8  # message of SND_NXT, or -1
-    TAIL_MSG = 9
-    NEXT_AT = 10  # pacing
-    IS_ACTIVE = 11
-    RX_PSN = 12  # next expected
-    RX_NAKED = 13  # a NAK for RX_PSN is out
-    RQ = 14  # receives posted
-    CNP_AT = 15  # time of the last CNP it sent
-    CTL_LINE = 16  # delay line of its acknowledgements and CNPs (as receiver)
-    RTO_LINE = 17
-    RTO_PSN = 18  # receiver's progress at the last timeout
-    RETRIES = 19
-    RETRY_CNT = 20
-    RNR_RETRIES = 21
-    RNR_RETRY = 22
-    RNR_PS = 23
-    SPORT = 24
-    SIG = 25
-    SLOT = 26
-    ECT = 27
-    PSN_OFFSET = 28  # wire PSN = (PSN + PSN_OFFSET) mod 2^24
-    TX_PACKETS = 29
-    RETRANSMITTED = 30
-    GENERATION = 31  # bumped by RESET: packets of the old life are ignored
-    RX_MSG = 32  # sender's row: message the receiver is at, or -1
-    RX_PACKETS = 33
-    RX_MARKED = 34  # with CE
-    CNPS_SENT = 35
-    CNPS_HANDLED = 36
+    NEXT_AT = 0  # pacing
+    SND_NXT = 1
+    SEND_MSG = 2  # message of SND_NXT, or -1
+    MTU = 3
+    ROUTE = 4  # first hop
+    ECT = 5
+    GENERATION = 6  # bumped by RESET: packets of the old life are ignored
+    RTO_ARMED = 7  # its timer runs, or it has none
+    TX_PACKETS = 8
+    NIC = 9  # port
+    PEER = 10  # the other end's row, or -1
+    STATE = 11  # 0 not ready, 1 RTS
+    SPORT = 12
+    SIG = 13
+    SLOT = 14
+    PSN_OFFSET = 15  # wire PSN = (PSN + PSN_OFFSET) mod 2^24
+    RX_PSN = 16  # next expected
+    RX_NAKED = 17  # a NAK for RX_PSN is out
+    RX_PACKETS = 18
+    RX_MARKED = 19  # with CE
+    CTL_LINE = 20  # delay line of its acknowledgements and CNPs (as receiver)
+    CNP_AT = 21  # time of the last CNP it sent
+    CNPS_SENT = 22
+    RQ = 23  # receives posted
+    UNA_MSG = 24  # oldest message not acknowledged, or -1
+    TAIL_MSG = 25
+    RX_MSG = 26  # sender's row: message the receiver is at, or -1
+    IS_ACTIVE = 27
+    CNPS_HANDLED = 28
+    RTO_LINE = 29
+    RTO_PSN = 30  # receiver's progress when the timer was looked at last
+    RETRIES = 31
+    RETRY_CNT = 32
+    RNR_RETRIES = 33
+    RNR_RETRY = 34
+    RNR_PS = 35  # pause that it asks for as receiver
+    RETRANSMITTED = 36
     OUT_OF_SEQUENCE = 37
     TIMEOUTS = 38
     RNR_NAKS = 39
-    PATH = 40  # .. 47: the port of each hop
-    JOB = 48  # .. 55: job of a classified packet at the node behind each hop, or -1
-    BLOCK = 56  # .. 63: its state index
     COLUMNS = 64
+
+
+COUNTERS = [
+    Qp.TX_PACKETS, Qp.RX_PACKETS, Qp.RX_MARKED, Qp.CNPS_SENT, Qp.CNPS_HANDLED,
+    Qp.RETRANSMITTED, Qp.OUT_OF_SEQUENCE, Qp.TIMEOUTS, Qp.RNR_NAKS,
+]  # fmt: skip
+"""What outlives RESET."""
 
 
 class Msg(IntEnum):
@@ -241,6 +254,7 @@ class View(NamedTuple):
     ctl: I64
     line: I64  # per delay line: delay, head, tail, -
     qp: I64
+    route: I64
     ccq: F64
     cc: F64
     msg: I64
@@ -281,8 +295,8 @@ def grow_pool(pool: I64, columns: int, free_head: int) -> tuple[I64, int]:
     return np.concatenate([pool, added]), len(pool)
 
 
-ACTIVE_MAX = 1024
-"""QPs of one host that may have something to send at the same time."""
+ACTIVE_MAX = 4096
+"""QPs of one host; each may have something to send at the same time."""
 PORT_SHIFT = (Port.COLUMNS - 1).bit_length()
 CC_SHIFT = (Qp.COLUMNS // CcQp.COLUMNS - 1).bit_length()
 assert 1 << PORT_SHIFT == Port.COLUMNS
