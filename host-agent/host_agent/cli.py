@@ -105,8 +105,9 @@ def _add_start(start: argparse.ArgumentParser) -> None:
     start.add_argument("--iterations", type=int, default=20)
     start.add_argument("--rings", type=int, default=1)
     start.add_argument("--split", metavar='"MOD n"', help="groups of ranks, as NCCL_TESTS_SPLIT")
-    start.add_argument("--tagging", choices=["per-step", "retag", "static"], default="per-step")
+    start.add_argument("--tagging", choices=["per-step", "retag"], default="per-step")
     start.add_argument("--release", choices=["in-order", "independent", "count"], default="in-order")
+    start.add_argument("--no-check", action="store_true", help="do not verify the sums")
     start.add_argument("--payload-scale", type=int, default=1)
     start.add_argument("--seed", type=int)
     start.add_argument("--symphony", choices=["off", "paper", "refined"], default="off")
@@ -203,9 +204,13 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise BadInputError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
+        listener.close()
         raise BadInputError(
             f"cannot listen on {host}:{port}: {error.strerror}; is another host-agent running there? "
             "Choose another --listen"
@@ -280,6 +285,7 @@ def _jobs_start(arguments: argparse.Namespace) -> int:
             "split": arguments.split,
             "tagging": arguments.tagging,
             "release": arguments.release,
+            "check": not arguments.no_check,
             "payload_scale": arguments.payload_scale,
         }
     job = _call(arguments, "POST", "/api/v1/jobs", body)

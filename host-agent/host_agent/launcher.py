@@ -52,7 +52,7 @@ def bench_command(
         program,
         *("--provider", "twin", "--verbs", str(verbs)),
         *("--job", job_name, "--job-tag", str(job_tag)),
-        *("--hosts", ",".join(hosts)),
+        *("--world", str(len(hosts)), "--hosts", ",".join(hosts)),
         *("-b", str(bench.size), "-e", str(bench.size), "-n", str(bench.iterations), "-w", str(bench.warmup)),
         *("-d", bench.datatype, "-o", bench.redop, "-c", "1" if bench.check else "0"),
         *("--rings", str(bench.rings), "--tagging", bench.tagging, "--release", bench.release),
@@ -60,7 +60,7 @@ def bench_command(
         *("--events", events_url, "-J", str(result)),
     ]
     if bench.split is not None:
-        command += ["--split", *bench.split.split(" ")]
+        command += ["--split", bench.split]
     if seed is not None:
         command += ["--seed", str(seed)]
     return command

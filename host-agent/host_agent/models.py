@@ -83,8 +83,8 @@ class BenchSpec(_Strict):
     datatype: Annotated[str, Field(pattern=r"^[a-z0-9]+$")] = "float"
     redop: Annotated[str, Field(pattern=r"^[a-z]+$")] = "sum"
     check: bool = True
-    tagging: Literal["per-step", "retag", "static"] = "per-step"
-    """How QPs get their step tag: a fresh QP per step, or persistent ones (retagged, or tagged once)."""
+    tagging: Literal["per-step", "retag"] = "per-step"
+    """How QPs get their step tag: a fresh QP per step, or persistent ones that are retagged when drained."""
     release: Literal["in-order", "independent", "count"] = "in-order"
     """When a rank may send step s+1: once all steps <= s have arrived; or see ring-bench."""
     payload_scale: Annotated[int, Field(ge=1)] = 1
@@ -100,6 +100,8 @@ class BenchSpec(_Strict):
             raise ValueError("size must be at least one byte")
         if self.split is not None and not re.fullmatch(r"(MOD|DIV) [1-9]\d{0,5}", self.split):
             raise ValueError(f'split {self.split!r} is not understood; write "MOD n" or "DIV n"')
+        if self.release == "count" and self.check:
+            raise ValueError('release rule "count" sends what has not arrived, so sums are wrong: set check to false')
         return self
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ring_bench.tag import serial_diff
 
-__all__ = ["NONE", "OPEN", "StepFunction", "StepTrack", "downsample", "in_flight_range", "unwrap"]
+__all__ = ["FOLD_AT", "NONE", "OPEN", "StepFunction", "StepTrack", "downsample", "in_flight_range", "unwrap"]
 
 I64 = npt.NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from host_agent.clocks import ClockKind, JobClock
 from host_agent.collectives import CollectiveLog, Histogram
 from host_agent.models import EventBatch, EventRow
-from host_agent.overlap import StepTrack, unwrap
+from host_agent.overlap import FOLD_AT, StepTrack, unwrap
 
 __all__ = ["Recorder", "RingProgress"]
 
@@ -45,8 +45,9 @@ class _Posted(NamedTuple):
 class Recorder:
     """Everything a job's ranks have reported in its current run."""
 
-    def __init__(self, sites_of_ranks: Sequence[int]) -> None:
+    def __init__(self, sites_of_ranks: Sequence[int], fold_at: int = FOLD_AT) -> None:
         self._sites = sites_of_ranks
+        self._fold_at = fold_at
         self.run: str | None = None
         self.received = 0
         self.refused = 0
@@ -58,7 +59,7 @@ class Recorder:
 
     def _reset(self, clock: ClockKind) -> None:
         self.clock = JobClock(clock)
-        self.track = StepTrack()
+        self.track = StepTrack(self._fold_at)
         self.collectives = CollectiveLog()
         self.first_ns: int | None = None
         self.frontier_ns: int | None = None

@@ -89,15 +89,14 @@ class JobPanel:
                     "outline no-caps color=negative padding='4px 14px 4px 10px'"
                 )
 
-    async def _on_toggle(self, event: ValueChangeEventArguments[bool | None]) -> None:
-        await self._change(enabled=bool(event.value))
+    # Called for our own updates too, so whether it is one must be asked now: a coroutine would run later.
+    def _on_toggle(self, event: ValueChangeEventArguments[bool | None]) -> Awaitable[None] | None:
+        return None if self._syncing else self._change(enabled=bool(event.value))
 
-    async def _on_variant(self, event: ValueChangeEventArguments[str]) -> None:
-        await self._change(variant=str(event.value))
+    def _on_variant(self, event: ValueChangeEventArguments[str]) -> Awaitable[None] | None:
+        return None if self._syncing else self._change(variant=str(event.value))
 
     async def _change(self, **change: Any) -> None:
-        if self._syncing:
-            return
         settings = SymphonySettings.model_validate(change)
         if await self._run(lambda: self._hub.set_symphony(self.job.id, settings)):
             word = f"on ({self.job.variant})" if self.job.enabled else "off"

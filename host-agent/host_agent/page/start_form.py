@@ -51,7 +51,7 @@ class StartForm:
             ).classes("sy-note")
             with ui.row().classes("sy-row").style("justify-content:flex-end;margin-top:8px"):
                 ui.button("Cancel", on_click=self._dialog.close).props("flat no-caps")
-                ui.button("Start", icon="play_arrow", on_click=self._start).props("unelevated no-caps")
+                ui.button("Start now", icon="play_arrow", on_click=self._start).props("unelevated no-caps")
 
     def open(self) -> None:
         """Show the form."""

@@ -48,10 +48,8 @@ def seconds(value: float | None) -> str:
     """A duration in the unit that reads best."""
     if value is None:
         return "–"
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if value * scale >= 1 or unit == "µs":
-            return f"{value * scale:.3g} {unit}" if value * scale < 1000 else f"{value * scale:.0f} {unit}"
-    return "–"
+    unit, scaled = ("s", value) if value >= 1 else ("ms", value * 1e3) if value >= 1e-3 else ("µs", value * 1e6)
+    return f"{scaled:.3g} {unit}" if scaled < 999.5 else f"{scaled:.0f} {unit}"
 
 
 def number(value: int) -> str:
