@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``switch-agent``: serve, show, watch, doctor."""
+"""The command ``switch-agent``: serve, show, watch, doctor, replay."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from switch_agent import replay
 from switch_agent.dataplane.program import P4_NAME
 from switch_agent.errors import ConfigError, SwitchAgentError
 
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--url", default=DEFAULT_URL, help=f"the agent (default {DEFAULT_URL})")
     for command in (shown, watched):
         command.add_argument("--job", type=int, help="only this job id")
+    replay.add_parser(commands)
     for command in (shown, checked):
         command.add_argument("--json", action="store_true", help="JSON instead of a table")
     return parser
@@ -147,7 +149,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"serve": _serve, "doctor": _doctor, "show": _show, "watch": _show}
+_COMMANDS = {"serve": _serve, "doctor": _doctor, "show": _show, "watch": _show, "replay": replay.run}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

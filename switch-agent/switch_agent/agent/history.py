@@ -86,6 +86,12 @@ class History:
         self._max_rows = max_rows
         self._frames: deque[Frame] = deque()
         self._rows = 0
+        self._forgotten: dict[int, int] = {}
+
+    def forget(self, job_id: int) -> None:
+        """Show no sample of that id taken so far: the id may get a new job."""
+        if self._frames:
+            self._forgotten[job_id] = self._frames[-1].seq
 
     @property
     def latest(self) -> Frame | None:
@@ -101,6 +107,7 @@ class History:
 
     def since(self, job_id: int, seq: int, limit: int) -> Iterator[dict[str, Any]]:
         """Yield up to ``limit`` samples of a job with a number above ``seq``, oldest first."""
+        seq = max(seq, self._forgotten.get(job_id, 0))
         frames = list(self._frames)
         for frame in frames[bisect_right(frames, seq, key=lambda frame: frame.seq) :]:
             if limit <= 0:

@@ -49,8 +49,9 @@ log = logging.getLogger(__name__)
 class Jobs:
     """All jobs of the agent. ``ports`` state blocks are reserved for a job of scope ``port``.
 
-    ``on_reset(job_id)`` is called when a job's counters and state start afresh or are gone. ``seed()`` gives
-    the start value of ``window_start``, ``step_of(job)`` the step that a running job is at.
+    ``on_reset(job_id, history)`` is called when a job's counters and state start afresh; ``history`` is
+    True when it is another job from now on, or none. ``seed()`` gives the start value of ``window_start``,
+    ``step_of(job)`` the step that a running job is at.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Jobs:
         job_ids: range,
         step_of: Callable[[Job], int],
         seed: Callable[[], int],
-        on_reset: Callable[[int], None],
+        on_reset: Callable[[int, bool], None],
     ) -> None:
         self.locks = JobLocks()
         self.version = 0
@@ -115,7 +116,7 @@ class Jobs:
                     await self._put_back(client, tables, job, old)
                     raise
                 self._commit(job)
-            self._on_reset(job_id)
+            self._on_reset(job_id, True)
             return job
 
     async def patch(self, job_id: int, change: SymphonySettings) -> Job:
@@ -134,7 +135,7 @@ class Jobs:
             self._store.delete(job_id)
             del self._jobs[job_id]
             self.version += 1
-            self._on_reset(job_id)
+            self._on_reset(job_id, True)
 
     # -------------------------------------------------------------------------------- details
 
@@ -168,7 +169,7 @@ class Jobs:
                 await self._put_back(client, tables, job, old)
                 raise
             self._commit(job)
-        self._on_reset(job.job_id)
+        self._on_reset(job.job_id, False)
         return job
 
     async def _install(self, client: Client, tables: Tables, job: Job, *, step: int | None = None) -> None:

@@ -191,6 +191,7 @@ class AgentCollector(Collector):
                 "Rounds that could not lower step_max.",
                 sampler.reset_failures,
             ),
+            ("symphony_step_rereads", "Readings repeated because step_min was ahead of itself.", sampler.rereads),
             (
                 "symphony_windows_refreshed",
                 "Jobs whose stuck window was moved on.",

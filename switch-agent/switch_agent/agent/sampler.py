@@ -10,6 +10,13 @@ a packet that moves step_min between the read and the write (well below a millis
 next packet of the slower step, or the next end of a step, puts it right. Only entries with step_max
 ahead of step_min are written.
 
+**A step_min that is ahead of itself.** The last packet of a flow that outpaces the others sets step_min to
+its own next step until the next packet of a slower step puts it right (``p4-findings.md`` §10), which takes
+hundreds of microseconds when the slow flows are throttled. A sample that falls into such a moment would
+show no overlap where there is much. So when step_min has jumped by more than one step since the last
+sample, or has passed step_max while packets flow, the steps are read again a little later, and the extremes
+of the readings count.
+
 **Windows that got stuck.** The switch compares its 32-bit clock with window_start in serial arithmetic: after
 9 to 18 minutes of silence a start looks like the future, and the window would not end for minutes. When a
 job's packets increase for a second and none of its windows moves, their starts are moved by half the
@@ -31,14 +38,14 @@ from numpy.typing import NDArray
 
 from switch_agent.agent.entries import SEED, SEED_OPPOSITE
 from switch_agent.agent.history import ROW, Frame, History
-from switch_agent.agent.sampling import Plan, Reading, SampledJob
+from switch_agent.agent.sampling import Plan, Reading, SampledJob, serial_steps
 from switch_agent.agent.tables import Tables
 from switch_agent.bfrt.bulk import encode_register_updates
 from switch_agent.bfrt.client import Client
 from switch_agent.bfrt.requests import ALL_PIPES
 from switch_agent.bfrt.schema import Table
 from switch_agent.bfrt.session import Session
-from switch_agent.dataplane.constants import TIME_UNIT_NS
+from switch_agent.dataplane.constants import STEP_SHIFT, TIME_UNIT_NS
 from switch_agent.errors import BfrtError, NotReadyError, WriteError
 
 __all__ = ["Sampler"]
@@ -50,6 +57,8 @@ _STUCK_S: Final = 1.0
 _STUCK_PACKETS: Final = 1000
 _QUEUE: Final = 256
 _BULK: Final = 512
+_REREADS: Final = 3
+_REREAD_PAUSE_S: Final = 0.003
 _COUNTER_COLUMNS: Final = ("packets", "outpacing", "marked_symphony", "marked_queue")  # as COUNTERS
 
 
@@ -112,6 +121,7 @@ class Sampler:
         self.failures = 0
         self.skipped_ticks = 0
         self.reset_failures = 0
+        self.rereads = 0
         self.windows_refreshed = 0
         self.dropped_frames = 0
         self.last_error: str | None = None
@@ -128,6 +138,7 @@ class Sampler:
         self._time_units = 0
         self._windows: NDArray[np.uint32] | None = None
         self._refreshed: NDArray[np.uint32] | None = None
+        self._last_steps: tuple[Plan, NDArray[np.int64], NDArray[np.uint64], NDArray[np.bool_]] | None = None
         self._moved_at: NDArray[np.float64] = np.zeros(0)
         self._packets_then: NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -157,9 +168,14 @@ class Sampler:
         """Return a ``window_start`` that lies behind the switch's clock, as far as the clock is known."""
         return SEED_OPPOSITE if self._time_raw is not None and self._time_raw >> 31 else SEED
 
-    def forget(self, job_id: int) -> None:
-        """Start the totals of a job afresh; a sample in flight is discarded."""
+    def forget(self, job_id: int, history: bool) -> None:
+        """Start the totals of a job afresh, and with ``history`` forget its samples.
+
+        A sample in flight is discarded.
+        """
         self._totals.forget(job_id)
+        if history:
+            self.history.forget(job_id)
         self._plan = self._plan_of = None
 
     @contextmanager
@@ -197,7 +213,7 @@ class Sampler:
                 self.last_error = None
                 return None
             at = self._clock()
-            reading = await plan.read(timeout=min(client.timeout, max(1.0, 4 * self.interval)))
+            reading = await self._settled(plan, min(client.timeout, max(1.0, 4 * self.interval)))
         except NotReadyError as error:
             self.last_error = str(error)
             return None
@@ -222,6 +238,24 @@ class Sampler:
         self.last_duration_s = time.monotonic() - started
         return frame
 
+    async def _settled(self, plan: Plan, timeout: float) -> Reading:
+        """Read everything, and the steps again where step_min may be ahead of itself."""
+        reading = await plan.read(timeout)
+        packets = reading.counters[0]
+        if self._last_steps is not None and self._last_steps[0] is plan:
+            _, step_min, before, was_live = self._last_steps
+            flowing = reading.live & was_live & (packets != before)
+            for _ in range(_REREADS):
+                jumped = serial_steps(reading.step_min, step_min) > 1
+                doubtful = flowing & (jumped | (reading.distance < 0))
+                if not doubtful.any():
+                    break
+                self.rereads += 1
+                await asyncio.sleep(min(_REREAD_PAUSE_S, self.interval / 10))
+                reading = await plan.reread_steps(reading, doubtful, timeout)
+        self._last_steps = (plan, reading.step_min, packets, reading.live)
+        return reading
+
     def _current_plan(self, client: Client) -> Plan | None:
         now = (client, self._version())
         if self._plan_of != now:
@@ -243,8 +277,8 @@ class Sampler:
         rows = np.zeros(len(plan.jobs), ROW)
         rows["job_id"] = plan.job_ids
         rows["switch_time_ns"] = self._switch_time(plan, reading)
-        rows["step_min"] = np.where(reading.live, reading.step_min, -1)
-        rows["step_max"] = np.where(reading.live, reading.step_max, -1)
+        rows["step_min"] = np.where(reading.live, reading.step_min >> STEP_SHIFT, -1)
+        rows["step_max"] = np.where(reading.live, reading.step_max >> STEP_SHIFT, -1)
         rows["overlap"] = reading.overlap
         rows["alpha"] = reading.alpha
         rows["psn_recorded"] = reading.psn_recorded

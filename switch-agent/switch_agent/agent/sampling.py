@@ -9,7 +9,7 @@ block, pipe).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from switch_agent.bfrt.schema import Table
 from switch_agent.dataplane.constants import PSN_SHIFT, STEP_SHIFT
 from switch_agent.errors import CodecError
 
-__all__ = ["Plan", "Reading", "SampledJob"]
+__all__ = ["Plan", "Reading", "SampledJob", "serial_steps"]
 
 _WILDCARD_SHARE: Final = 4  # from a quarter of a register on, reading all of it is cheaper than naming entries
 
@@ -52,14 +52,28 @@ class Reading:
     window_cells: NDArray[np.uint32]
     live_cells: NDArray[np.bool_]
     live: NDArray[np.bool_]
-    step_min: NDArray[np.int64]
+    step_min: NDArray[np.int64]  # register words, as step_max: step << 22 | 1
     step_max: NDArray[np.int64]
-    overlap: NDArray[np.int64]
     window: NDArray[np.int64]
     alpha: NDArray[np.int64]
     psn_recorded: NDArray[np.int64]
     live_pipes: NDArray[np.uint64]
     counters: NDArray[np.uint64]  # (counters in the order of COUNTERS, jobs): packets
+
+    @property
+    def distance(self) -> NDArray[np.int64]:
+        """Signed number of steps from step_min to step_max, per job; -1 after the last packet of all."""
+        return serial_steps(self.step_max, self.step_min)
+
+    @property
+    def overlap(self) -> NDArray[np.int64]:
+        """Degree of step overlap: distance + 1, 0 for a job without packets or with nothing in flight."""
+        return np.where(self.live, np.maximum(self.distance + 1, 0), 0)
+
+
+def serial_steps(later: NDArray[np.int64], earlier: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the signed number of steps between register words (RFC 1982), elementwise."""
+    return ((later - earlier).astype(np.uint32).view(np.int32) >> STEP_SHIFT).astype(np.int64)
 
 
 class Plan:
@@ -132,8 +146,6 @@ class Plan:
             flat = cells[field].astype(np.uint64).ravel()
             return reduce_segments(flat, which.ravel(), starts, REDUCTIONS[field])
 
-        low, high = combined("Ingress.steps.mn"), combined("Ingress.steps.mx")
-        distance = (high - low).astype(np.uint32).view(np.int32) >> STEP_SHIFT
         bits = live_cells * (np.uint64(1) << np.arange(pipes, dtype=np.uint64))
         return Reading(
             min_cells=cells["Ingress.steps.mn"],
@@ -141,14 +153,47 @@ class Plan:
             window_cells=window_cells,
             live_cells=live_cells,
             live=live,
-            step_min=low >> STEP_SHIFT,
-            step_max=high >> STEP_SHIFT,
-            overlap=np.where(live, np.maximum(distance.astype(np.int64) + 1, 0), 0),
+            step_min=combined("Ingress.steps.mn"),
+            step_max=combined("Ingress.steps.mx"),
             window=combined("Ingress.window_start.f1"),
             alpha=combined("Ingress.alpha.f1"),
             psn_recorded=combined("Ingress.psn_rec.f1") >> PSN_SHIFT,
             live_pipes=np.bitwise_or.reduceat(np.bitwise_or.reduce(bits, axis=1), self.starts),
             counters=counters,
+        )
+
+    async def reread_steps(self, reading: Reading, jobs: NDArray[np.bool_], timeout: float) -> Reading:
+        """Read the step registers of some ``jobs`` again and take the extremes of both readings.
+
+        The cells become those of the new reading.
+        """
+        rows = np.flatnonzero(jobs[self.job_of_state])
+        states = self.states[rows]
+        table = self.tables.steps
+        entities = (
+            [read_all(table, from_hw=True)]
+            if len(states) * _WILDCARD_SHARE >= table.size
+            else [read_keyed(table, {"$REGISTER_INDEX": int(state)}, from_hw=True) for state in states]
+        )
+        raw = await self.client.read_raw(self.client.read_request(entities), timeout=timeout)
+        blocks = decode_blocks(raw)
+        low, high = reading.min_cells.copy(), reading.max_cells.copy()
+        low[rows] = _rows(blocks, table, "Ingress.steps.mn", states)
+        high[rows] = _rows(blocks, table, "Ingress.steps.mx", states)
+        starts = self.starts * low.shape[1]
+
+        def extreme(cells: NDArray[np.uint32], so_far: NDArray[np.int64], rule: Reduction) -> NDArray[np.int64]:
+            flat = cells.astype(np.uint64).ravel()
+            again = reduce_segments(flat, reading.live_cells.ravel(), starts, rule)
+            ahead = serial_steps(again, so_far) > 0
+            return np.where(jobs & (ahead == (rule is Reduction.SERIAL_MAX)), again, so_far)
+
+        return replace(
+            reading,
+            min_cells=low,
+            max_cells=high,
+            step_min=extreme(low, reading.step_min, Reduction.SERIAL_MIN),
+            step_max=extreme(high, reading.step_max, Reduction.SERIAL_MAX),
         )
 
     def windows(self, reading: Reading, trusted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -229,9 +229,9 @@ class Agent:
         frame = self.sampler.fresh()
         if frame is None:
             return []
-        present = {job.job_id for job in self._sampled_jobs()}
-        rows = enumerate(frame.rows["job_id"].tolist())
-        return [frame.view(at) for at, job_id in rows if job_id in present]
+        present = {(job.job_id, job.name) for job in self._sampled_jobs()}
+        rows = zip(frame.rows["job_id"].tolist(), frame.names, strict=True)
+        return [frame.view(at) for at, row in enumerate(rows) if row in present]
 
     def view(self) -> dict[str, Any]:
         """Return session, program and drift as ``GET /api/v1/switch`` shows them."""

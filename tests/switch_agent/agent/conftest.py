@@ -95,9 +95,8 @@ async def switch(program: P4Program) -> AsyncIterator[tuple[BfRtServer, MemoryBa
 
 def options(server: BfRtServer, folder: Path, **changes: Any) -> AgentOptions:
     """Options of an agent that only samples when told to."""
-    return AgentOptions(
-        **({"bfrt": server.address, "state_dir": folder, "name": "tor0", "sample_interval": 3600.0} | changes)
-    )
+    base = AgentOptions(bfrt=server.address, state_dir=folder, name="tor0", sample_interval=3600.0)
+    return replace(base, **changes)
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ from fabric_twin.bfrt_server import BfRtServer, MemoryBackend, P4Program, Port
 from switch_agent.agent import Agent, build_app
 from switch_agent.agent.config import EcmpConfig, PortConfig, RedConfig, SwitchConfig, load_config
 from switch_agent.bfrt import Entry, SessionState
-from switch_agent.bfrt.requests import Ternary, delete_update, insert_update, modify_update
+from switch_agent.bfrt.requests import KeyValue, Ternary, delete_update, insert_update, modify_update
 from switch_agent.dataplane.lookup import TernaryEntry, dense_array, lookup_tables
 from switch_agent.errors import ConfigError
 
@@ -46,8 +47,10 @@ async def test_look_up_entries_are_installed_and_compute_the_same(
     for name, table in lookup_tables().items():
         snapshot = server.snapshot(name)
         installed = [
-            TernaryEntry(*entry.key[next(iter(entry.key))], entry.priority, next(iter(entry.data.values())))
+            TernaryEntry(value, mask, entry.priority, datum)
             for entry in snapshot.entries
+            for value, mask in cast("list[tuple[int, int]]", list(entry.key.values()))
+            for datum in cast("list[int]", list(entry.data.values()))
         ]
         assert (dense_array(name, installed, table.default) == dense_array(name, table.entries, table.default)).all()
 
@@ -83,14 +86,20 @@ async def test_no_confirmed_toggle_is_lost_over_restarts(bench: Bench) -> None:
             if answer.status_code == 200:
                 confirmed.update(answer.json())
 
+    def more_than(revision: int) -> bool:
+        return bool(confirmed.get("revision", 0) > revision)
+
+    def is_back(generation: int) -> bool:
+        return bench.agent.session.generation > generation and bench.agent.session.owned
+
     toggling = asyncio.create_task(toggle())
     session = bench.agent.session
     for _ in range(5):
         seen = confirmed.get("revision", 0)
-        await eventually(lambda seen=seen: confirmed.get("revision", 0) > seen + 3)
+        await eventually(partial(more_than, seen + 3))
+        newer = partial(is_back, session.generation)
         await bench.server.faults.restart()
-        generation = session.generation
-        await session.wait_until(lambda g=generation: session.generation > g and session.owned, timeout=20)
+        await session.wait_until(newer, timeout=20)
     toggling.cancel()
     await asyncio.gather(toggling, return_exceptions=True)
     job = (await bench.http.get("/api/v1/jobs/1")).json()
@@ -135,7 +144,7 @@ async def test_drift_is_reported_and_repaired_within_our_own_key_space(
         wrong = next(entry for entry in entries if entry.key.get("ig_md.job") == 2)
 
         def foreign(source: int, job: int | None) -> Entry:
-            key = {
+            key: dict[str, KeyValue] = {
                 "hdr.ipv4.src": Ternary(source, 0xFFFFFFFF),
                 "hdr.ipv4.dst": Ternary(0, 0),
                 "hdr.udp.sport": Ternary(0, 0),

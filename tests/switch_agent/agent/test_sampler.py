@@ -229,7 +229,7 @@ async def test_a_sample_under_way_during_a_change_of_jobs_is_dropped(bench: Benc
     bench.server.faults.read_delay_s = 0.2
     sampling = asyncio.create_task(bench.agent.sampler.sample(0))
     await asyncio.sleep(0)
-    bench.agent.sampler.forget(1)
+    bench.agent.sampler.forget(1, False)
     assert await sampling is None
 
 
@@ -277,3 +277,47 @@ def test_history_skips_frames_without_the_job() -> None:
         history.append(frame(seq, *jobs))
     assert [sample["seq"] for sample in history.since(1, 0, 2)] == [1, 3]
     assert list(history.since(5, 0, 10)) == []
+
+
+async def test_a_step_min_ahead_of_itself_is_read_again(bench: Bench) -> None:
+    """The last packet of an outpacing flow hides the slower ones for a moment: the sample waits it out."""
+    await bench.put(first_step=8)
+    bench.set_register("steps", 0, 0, mn=word(8), mx=word(12))
+    bench.set_register("window_start", 0, 0, f1=3)
+    await bench.sample()
+    packets(bench, 1, 0, 10)
+    bench.set_register("steps", 0, 0, mn=word(13), mx=word(12))
+    read = bench.memory.read_register
+
+    def a_slower_packet_passes(name: str, index: int) -> dict[str, list[int]]:
+        if name == "steps" and bench.agent.sampler.rereads:
+            bench.set_register("steps", 0, 0, mn=word(9), mx=word(14))
+        return read(name, index)
+
+    bench.memory.read_register = a_slower_packet_passes  # type: ignore[method-assign]
+    sample = await bench.sample()
+    assert (sample["step_min"], sample["step_max"], sample["overlap"]) == (9, 14, 6)
+    assert bench.agent.sampler.rereads == 1
+
+
+async def test_an_idle_job_is_not_read_again(bench: Bench) -> None:
+    """step_min past step_max is the normal end of a job."""
+    await bench.put()
+    bench.set_register("steps", 0, 0, mn=word(120), mx=word(119))
+    bench.set_register("window_start", 0, 0, f1=3)
+    for _ in range(3):
+        assert (await bench.sample())["overlap"] == 0
+    assert bench.agent.sampler.rereads == 0
+
+
+async def test_a_new_job_does_not_inherit_samples_of_its_id(bench: Bench) -> None:
+    """Samples of a deleted job are gone from history, those of the new one are there."""
+    await bench.put()
+    await bench.agent.sampler.sample(10)
+    assert (await bench.http.delete("/api/v1/jobs/1")).status_code == 204
+    await bench.put(name="another")
+    answer = await bench.http.get("/api/v1/samples?job=1")
+    assert answer.json()["samples"] == []
+    await bench.agent.sampler.sample(11)
+    answer = await bench.http.get("/api/v1/samples?job=1")
+    assert [sample["name"] for sample in answer.json()["samples"]] == ["another"]

@@ -14,6 +14,7 @@ from switch_agent.bfrt import Client, Entry, Schema, Ternary
 from switch_agent.bfrt.bulk import decode_blocks, encode_register_updates
 from switch_agent.bfrt.requests import (
     ALL_PIPES,
+    KeyValue,
     Lpm,
     default_update,
     delete_update,
@@ -103,7 +104,7 @@ async def test_a_full_table_says_so(server: BfRtServer, client: Client, schema: 
 async def test_wildcard_read_ends_with_the_default_entry(client: Client, schema: Schema) -> None:
     """All entries, then the default entry, which is marked as such."""
     table = schema.table("exp2")
-    key = {"ig_md.lg": Ternary(0x8000, 0x8000), "$MATCH_PRIORITY": 3}
+    key: dict[str, KeyValue] = {"ig_md.lg": Ternary(0x8000, 0x8000), "$MATCH_PRIORITY": 3}
     await client.write([insert_update(table, Entry(key=key, action="Ingress.set_threshold", data={"thr": 9}))])
     entries = await client.read_entries(table, from_hw=True)
     assert [entry.is_default for entry in entries] == [False, True]
