@@ -78,6 +78,8 @@ class Rank:
     _unacknowledged: int = field(init=False)
     _complete: int = 0
     """Leading iterations whose data are all here."""
+    _settled: int = 0
+    """Leading iterations that are complete and verified."""
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -95,14 +97,12 @@ class Rank:
     @property
     def finished(self) -> bool:
         """Whether all data are here, verified, and all own sends are acknowledged."""
-        return (
-            self._complete == len(self._receives_left) and self._sends_left[-1] == 0 and not any(self._sends_left[-3:])
-        )
+        return self._settled == len(self._receives_left) and self._unacknowledged == 0
 
     @property
     def complete(self) -> int:
-        """Leading iterations whose data are all here."""
-        return self._complete
+        """Leading iterations whose data are all here and, where that is on, verified."""
+        return self._settled
 
     def start(self) -> None:
         """Begin the first iteration. A rank alone copies all of them at once."""
@@ -136,6 +136,7 @@ class Rank:
                 self._complete += 1
             self.may_begin()
             self._verify(iteration)
+            self._settled = self._complete
 
     def sent(self, iteration: int) -> None:
         """Note that one more own send of an iteration is acknowledged."""
@@ -192,5 +193,5 @@ class Rank:
             if self.wanted is not None:
                 poison(result)
             result[:] = self.data(self.plan.pattern_offset(iteration), result.size)
-            self._complete = iteration + 1
             self._verify(iteration)
+            self._complete = self._settled = iteration + 1

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
 import threading
@@ -172,6 +173,27 @@ def test_a_wait_can_be_interrupted_from_another_thread(fake_twin: FakeTwin) -> N
         provider.wait(None)
     interrupter.join()
     provider.close()
+
+
+def test_a_wait_that_a_signal_broke_off_is_not_mistaken_for_an_answer_later(fake_twin: FakeTwin) -> None:
+    """The reply to the broken-off wait would be read as the reply to detach."""
+    fake_twin.silent = True
+    provider = attach(fake_twin)
+
+    def alarm(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            provider.wait(None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(FabricGoneError):
+        provider.wait(None)
+    provider.close()
+    assert "detach" not in [name for name, _ in fake_twin.calls]
 
 
 def test_patience_has_an_end(fake_twin: FakeTwin) -> None:

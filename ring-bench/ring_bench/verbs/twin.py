@@ -177,6 +177,8 @@ class TwinProvider:
         self._serial = 0
         self._now_ns = 0
         self._interrupted = False
+        self._broken_off = False
+        """A signal or error came between a request and its reply: the stream is out of step."""
         self._packer = msgpack.Packer()
         self._received = bytearray()
         self._socket: socket.socket | None = self._dial(path)
@@ -274,12 +276,12 @@ class TwinProvider:
                 return  # gone already, which is what was wanted
 
     def close(self) -> None:
-        """Detach; the twin destroys what this process created. Errors no longer matter here."""
+        """Detach, or just hang up in the middle of a call; the twin destroys what this process created."""
         if self._socket is None:
             return
         self._calls.clear()
         try:
-            if not self._interrupted:
+            if not (self._interrupted or self._broken_off):
                 self.call("detach", {})
         except (FabricError, FabricGoneError, NoProgressError, StalledError):
             pass
@@ -296,13 +298,15 @@ class TwinProvider:
         self._serial += 1
         body = self._packer.pack({"id": self._serial, "calls": calls, "wait": wait})
         connection = self._socket
-        if connection is None or self._interrupted:
+        if connection is None or self._interrupted or self._broken_off:
             raise FabricGoneError(f"the connection to the twin at {self._path} is closed")
+        self._broken_off = True
         try:
             connection.settimeout(_CALL_TIMEOUT_S)
             connection.sendall(_LENGTH.pack(len(body)) + body)
             connection.settimeout(timeout_s)
             reply = msgpack.unpackb(self._read_frame(connection))
+            self._broken_off = False
         except TimeoutError:
             raise NoProgressError(
                 f"the twin at {self._path} gave no completion for {timeout_s:g} s: is its clock on hold "
