@@ -362,7 +362,7 @@ def _qemu(kernel: Path, initramfs: Path, memory_mib: int, share: Path, console: 
     # The machine is q35 with tsc=reliable, since others hang calibrating the TSC when the host's CPUs are busy.
     # One virtual CPU keeps packets in order. setpriv: the VM must not outlive this process.
     return [
-        *("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5"),
+        *("setpriv", "--pdeathsig", "KILL"),
         *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", str(memory_mib)),
         *("-kernel", str(kernel), "-initrd", str(initramfs), "-append", _KERNEL_OPTIONS),
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"),

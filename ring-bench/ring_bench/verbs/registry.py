@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,16 +58,9 @@ def _open_loopback(options: ProviderOptions) -> Provider:
 
 
 def _open_pyverbs(options: ProviderOptions) -> Provider:
-    if importlib.util.find_spec("pyverbs") is None:
-        raise ProviderUnavailableError(
-            f"the pyverbs provider needs the Python package pyverbs, which {sys.executable} does not have: "
-            "install Debian's python3-pyverbs and use the distribution's Python, "
-            "in a venv made with --system-site-packages"
-        )
-    raise ProviderUnavailableError(
-        f"pyverbs is there ({sys.executable}), but this version of ring-bench has no provider for it yet: "
-        "use --provider twin or loopback"
-    )
+    from ring_bench.verbs.pyverbs_ import PyverbsProvider
+
+    return PyverbsProvider(patience_s=options.patience_s)
 
 
 PROVIDERS: dict[str, Callable[[ProviderOptions], Provider]] = {

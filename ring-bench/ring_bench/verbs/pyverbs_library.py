@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pyverbs itself: importing it, what its refusals mean, and which attribute goes with which state change.
+
+pyverbs links rdma-core's private interface, which changes with every release, so it must come with the installed
+rdma-core: from the distribution (Debian: python3-pyverbs). It is imported when a provider is opened, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from ring_bench.errors import FabricError, ProviderUnavailableError
+from ring_bench.verbs.api import TRANSITION_ATTRIBUTES, Opcode, QpAttributes, QpState
+
+__all__ = ["MASKS", "explain_modify", "load_pyverbs", "refusals"]
+
+MASKS: dict[tuple[QpState, QpState], tuple[str, ...]] = {
+    (QpState.RESET, QpState.INIT): ("PKEY_INDEX", "PORT", "ACCESS_FLAGS"),
+    (QpState.INIT, QpState.RTR): (*("AV", "PATH_MTU", "DEST_QPN", "RQ_PSN", "MAX_DEST_RD_ATOMIC", "MIN_RNR_TIMER"),),
+    (QpState.RTR, QpState.RTS): ("TIMEOUT", "RETRY_CNT", "RNR_RETRY", "SQ_PSN", "MAX_QP_RD_ATOMIC"),
+    (QpState.RTS, QpState.SQD): (),
+    (QpState.SQD, QpState.SQD): ("AV",),
+    (QpState.SQD, QpState.RTS): (),
+}
+"""Attributes (``ibv_qp_attr_mask``) of each transition of an RC QP, besides STATE. Any state may go to RESET or ERR.
+A device refuses an attribute at any other transition (IB spec 11.2.5.2)."""
+
+_MODIFY_CAUSES = {
+    (QpState.RTR, errno.ETIMEDOUT): "the kernel found no MAC address of the peer: is there a route and a neighbour "
+    "entry from this address (ip route get PEER from ADDRESS; ping -I)?",
+    (
+        QpState.RTR,
+        errno.ENETUNREACH,
+    ): "there is no route to the peer from this address (ip route get PEER from ADDRESS)",
+    (QpState.RTR, errno.EHOSTUNREACH): "the peer's address does not answer: is its host up and in this network?",
+    (QpState.RTR, errno.ENODEV): "the network device of this GID is gone or in another network namespace",
+    (
+        QpState.RTR,
+        errno.EINVAL,
+    ): "the device refuses the address, the path MTU or a PSN: compare MTU and GIDs of the two ends",
+    (
+        QpState.SQD,
+        errno.EINVAL,
+    ): "the device cannot drain a send queue and change its flow label: use --tagging per-step or static",
+}
+
+
+def load_pyverbs() -> Any:
+    """Import pyverbs and give what the provider uses of it.
+
+    Raises:
+        ProviderUnavailableError: It is missing or does not fit the installed rdma-core.
+    """
+    try:
+        import pyverbs
+        from pyverbs.addr import GID, AHAttr, GlobalRoute
+        from pyverbs.cq import CQ
+        from pyverbs.device import Context, get_device_list
+        from pyverbs.mr import MR
+        from pyverbs.pd import PD
+        from pyverbs.pyverbs_error import PyverbsError
+        from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+        from pyverbs.wr import SGE, RecvWR, SendWR
+
+        try:
+            from pyverbs import libibverbs_enums as enums  # rdma-core 54 and later
+        except ImportError:
+            from pyverbs import enums
+    except ModuleNotFoundError as error:
+        raise ProviderUnavailableError(
+            f"the pyverbs provider needs the Python package pyverbs, which {sys.executable} does not have whole "
+            f"({error}): install Debian's python3-pyverbs and use the distribution's Python, in a venv made with "
+            "--system-site-packages"
+        ) from error
+    except ImportError as error:
+        raise ProviderUnavailableError(
+            f"pyverbs does not fit this machine's rdma-core ({error}): install python3-pyverbs and "
+            "libibverbs1 of the same distribution, and no pyverbs from PyPI beside them"
+        ) from error
+    statuses = {
+        getattr(enums, name): name.removeprefix("IBV_WC_")
+        for name in dir(enums)
+        if name == "IBV_WC_SUCCESS" or (name.startswith("IBV_WC_") and name.endswith("_ERR"))
+    }
+    opcodes = ("SEND", "RDMA_WRITE", "RECV", "RECV_RDMA_WITH_IMM")
+    return SimpleNamespace(
+        enums=enums,
+        statuses=statuses,
+        opcodes={getattr(enums, f"IBV_WC_{name}"): name for name in opcodes},
+        posted={opcode: getattr(enums, f"IBV_WR_{opcode}") for opcode in Opcode},
+        file=pyverbs.__file__,
+        AHAttr=AHAttr,
+        CQ=CQ,
+        Context=Context,
+        GID=GID,
+        GlobalRoute=GlobalRoute,
+        MR=MR,
+        PD=PD,
+        PyverbsError=PyverbsError,
+        QP=QP,
+        QPAttr=QPAttr,
+        QPCap=QPCap,
+        QPInitAttr=QPInitAttr,
+        RecvWR=RecvWR,
+        SGE=SGE,
+        SendWR=SendWR,
+        get_device_list=get_device_list,
+    )
+
+
+def explain_modify(state: QpState, number: int, attributes: QpAttributes | None) -> str:
+    """Say what a device's refusal of a state change means; for the ends of error messages.
+
+    Args:
+        state: The state asked for.
+        number: The errno.
+        attributes: What was to be set.
+    """
+    names = TRANSITION_ATTRIBUTES[state] if attributes is not None else ()
+    values = ", ".join(f"{name} {getattr(attributes, name)}" for name in names)
+    cause = _MODIFY_CAUSES.get((state, number), "")
+    return (f" ({values})" if values else "") + (f": {cause}" if cause else "")
+
+
+@contextlib.contextmanager
+def refusals(lib: Any, what: str, explain: Callable[[int], str] | None = None) -> Iterator[None]:
+    """Turn pyverbs' errors into ours.
+
+    Args:
+        lib: What `load_pyverbs` gave.
+        what: What is done, for the message.
+        explain: Gives the end of the message for an errno.
+
+    Raises:
+        FabricError: Instead of pyverbs' error, with the errno's name as code.
+    """
+    try:
+        yield
+    except lib.PyverbsError as error:
+        number = getattr(error, "error_code", None) or 0
+        code = errno.errorcode.get(abs(number), "EIO")
+        reason = os.strerror(abs(number)) if abs(number) in errno.errorcode else str(error)
+        hint = explain(abs(number)) if explain is not None else ""
+        raise FabricError(code, f"{what}: {reason} [{code}]{hint}") from error

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel says of RDMA devices (/sys/class/infiniband), and which device and GID stand for a host.
+
+A RoCE port has a sparse table of GIDs: an address, its type (only RoCE v2 has the UDP header that carries step
+tags) and the network device it belongs to. Indexes differ between hosts and move when a link flaps, so a GID is
+always chosen by what it is, and nothing falls back to an index.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ring_bench.errors import ProviderUnavailableError
+
+__all__ = ["SYSFS", "Gid", "choose_gid", "device_names", "driver_of", "gid_table", "rate_gbps", "rejection"]
+
+SYSFS = Path("/sys/class/infiniband")
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """An entry of a port's GID table."""
+
+    device: str
+    port: int
+    index: int
+    gid: str
+    """Eight groups of four hexadecimal digits."""
+    kind: str
+    """"RoCE v2", "IB/RoCE v1" or what else the kernel names it."""
+    netdev: str
+    """Network device; empty where there is none."""
+    active: bool
+    """Whether the port is up."""
+
+    @property
+    def address(self) -> _Address:
+        """The IP address that the GID is made of."""
+        address = ipaddress.IPv6Address(self.gid)
+        return address.ipv4_mapped or address
+
+
+def device_names(root: Path = SYSFS) -> list[str]:
+    """Give the names of all RDMA devices, rxe2 before rxe10; empty without any."""
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+
+
+def driver_of(device: str, root: Path = SYSFS) -> str:
+    """Give the kernel driver of a device: "mlx5_core", "rxe" and so on; "unknown" where the kernel tells none."""
+    driver = root / device / "device" / "driver"
+    if driver.exists():
+        return driver.resolve().name
+    return "rxe" if (root / device / "parent").exists() else "unknown"  # only rxe has this file
+
+
+def rate_gbps(device: str, port: int, root: Path = SYSFS) -> float:
+    """Give the speed of a port in 10^9 bits per second; 0 where the kernel tells none."""
+    match = re.match(r"[\d.]+", _read(root / device / "ports" / str(port) / "rate"))
+    return float(match[0]) if match else 0.0
+
+
+def gid_table(device: str, root: Path = SYSFS) -> list[Gid]:
+    """Give the GIDs of all ports of a device in table order; empty slots, whose files cannot be read, are left out."""
+    table = []
+    for port in _numbered(root / device / "ports"):
+        active = "ACTIVE" in _read(port / "state")
+        for slot in _numbered(port / "gids"):
+            gid = _read(slot)
+            kind = _read(port / "gid_attrs" / "types" / slot.name)
+            if kind and gid.strip("0:"):
+                netdev = _read(port / "gid_attrs" / "ndevs" / slot.name)
+                table.append(Gid(device, int(port.name), int(slot.name), gid, kind, netdev, active))
+    return table
+
+
+def rejection(gid: Gid, netdevs: Collection[str]) -> str | None:
+    """Say why a GID cannot be used; None: it can.
+
+    Args:
+        gid: The entry.
+        netdevs: Network devices of this process's network namespace.
+    """
+    if gid.kind != "RoCE v2":
+        return f"type {gid.kind}: no UDP header, so no step tag"
+    if gid.address.is_link_local:
+        return "link-local address"
+    if not gid.netdev:
+        return "belongs to no network device"
+    if gid.netdev not in netdevs:
+        return f"network device {gid.netdev} is not in this network namespace"
+    if not gid.active:
+        return "port is not active"
+    return None
+
+
+def choose_gid(host: str | int, root: Path = SYSFS, netdevs: Collection[str] | None = None) -> Gid:
+    """Find the device and GID that stand for a host.
+
+    Args:
+        host: Name of an RDMA device or network device, an IP address of this machine, or a host name with such an
+            address. A number r (rank r without ``--hosts``): the r-th usable device, counted round. Where a device
+            has several usable GIDs, IPv4 goes before IPv6 and low index before high.
+        root: Where the devices are.
+        netdevs: Network devices of this network namespace; by default asked from the kernel.
+
+    Raises:
+        ProviderUnavailableError: No device, or no usable GID; says why each one was rejected.
+    """
+    names = device_names(root)
+    if not names:
+        raise ProviderUnavailableError(
+            "this machine has no RDMA device: load the NIC's driver (mlx5_ib), or make a soft-RoCE device "
+            "(rdma link add rxe0 type rxe netdev eth0)"
+        )
+    if netdevs is None:
+        netdevs = {name for _, name in socket.if_nameindex()}
+    table = [gid for name in names for gid in gid_table(name, root)]
+    usable = sorted(
+        (gid for gid in table if rejection(gid, netdevs) is None), key=lambda gid: (gid.address.version, gid.index)
+    )
+    if isinstance(host, int):
+        devices = [name for name in names if any(gid.device == name for gid in usable)]
+        chosen = [gid for gid in usable if devices and gid.device == devices[host % len(devices)]]
+        wanted = table
+    else:
+        wanted = _meant_by(host, names, table)
+        chosen = [gid for gid in usable if gid in wanted]
+    if chosen:
+        return chosen[0]
+    rows = "; ".join(f"{gid.device} GID {gid.index} {gid.address}: {rejection(gid, netdevs)}" for gid in wanted)
+    rows = rows or "its GID table is empty, give its network device an address"
+    raise ProviderUnavailableError(f"no usable RoCE v2 address for host {host}: {rows}")
+
+
+def _meant_by(host: str, names: Sequence[str], table: Sequence[Gid]) -> list[Gid]:
+    if host in names:
+        return [gid for gid in table if gid.device == host]
+    if by_netdev := [gid for gid in table if gid.netdev == host]:
+        return by_netdev
+    try:
+        resolved = {ipaddress.ip_address(str(info[4][0]).split("%")[0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        resolved = set()
+    if by_address := [gid for gid in table if gid.address in resolved]:
+        return by_address
+    addresses = ", ".join(f"{gid.address} ({gid.device})" for gid in table)
+    meaning = (
+        f"has the address {', '.join(map(str, sorted(resolved, key=str)))}, which"
+        if resolved
+        else "resolves to no address and"
+    )
+    raise ProviderUnavailableError(
+        f"host {host} {meaning} is no RDMA device of this machine: there are {', '.join(names)} "
+        f"with addresses {addresses or 'none'}; --hosts takes their names or addresses"
+    )
+
+
+def _numbered(folder: Path) -> list[Path]:
+    found = [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:  # EINVAL: an empty slot
+        return ""
