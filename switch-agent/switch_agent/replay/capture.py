@@ -109,11 +109,12 @@ class _Gunzip:
                     self.trouble = "the gzip file is cut off"
                 return 0
             assert self._member is not None
+            before = self._member.copy()
             try:
                 output = self._member.decompress(self._input, len(buffer))
             except zlib.error as error:
                 self.trouble = f"the gzip file is damaged ({error})"
-                return 0
+                output = _salvage(before, self._input, len(buffer))
             if self._member.eof:
                 self._input = self._member.unused_data
                 self._member = None
@@ -123,6 +124,19 @@ class _Gunzip:
                 buffer[: len(output)] = output
                 return len(output)
         return 0
+
+
+def _salvage(member: zlib._Decompress, data: bytes, limit: int) -> bytes:
+    """Return what decompresses of ``data`` before the damage, at most ``limit`` bytes."""
+    output = b""
+    try:
+        for i in range(len(data)):
+            if len(output) == limit:
+                break
+            output += member.decompress(data[i : i + 1], limit - len(output))
+    except zlib.error:
+        pass
+    return output
 
 
 class Capture:

@@ -115,9 +115,10 @@ def _pcapng_time(stamp: int, interfaces: Ints, row: int) -> int:
     """Return a stamp of interface ``row`` in ns; 0 if it is beyond 63 bits."""
     shift = interfaces[row, 3]
     if shift < 0:
-        return max(0, int(stamp * interfaces[row, 1] // interfaces[row, 2] + interfaces[row, 4]))
+        units = np.int64(np.uint64(stamp) // np.uint64(interfaces[row, 2]))  # all 64 bits count
+        return max(0, int(units * interfaces[row, 1] + interfaces[row, 4]))
     fraction = stamp & ((np.int64(1) << shift) - 1)
-    seconds = stamp >> shift
+    seconds = np.int64(np.uint64(stamp) >> np.uint64(shift))
     if shift > 32:
         fraction >>= shift - 32
         shift = 32

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``switch-agent replay`` as a user meets it: output, files, errors, exit codes, documentation."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from replay_wire import ETHERNET, LAST_IMM, Record, Roce, link_header, pcap, records, write
+
+from switch_agent.replay import ReplayError, add_parser
+from switch_agent.replay import run as run_command
+from switch_agent.replay.outcomes import OUTCOMES
+from switch_agent.replay.report import ReplayReport
+
+DOCS = Path(__file__).parents[3] / "docs" / "replay.md"
+RING = [
+    Roce(at_ns=250_000 * i, sport=0xC000 | (5 + (i % 3 == 0)), src=f"10.0.0.{i % 3 + 1}", psn=i // 3)
+    for i in range(900)
+]
+
+
+def parse(*words: str) -> argparse.Namespace:
+    """Parse a command line as switch-agent does."""
+    parser = argparse.ArgumentParser(prog="switch-agent")
+    parser.add_argument("--debug", action="store_true")
+    add_parser(parser.add_subparsers(dest="command", required=True))
+    return parser.parse_args(words)
+
+
+def run(*words: str) -> int:
+    """Run ``switch-agent replay`` with these words behind it."""
+    return run_command(parse("replay", *words))
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> str:
+    """A capture of one job."""
+    return write(tmp_path, pcap(records(RING)), "ring.pcap")
+
+
+def test_tables_are_printed(ring: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Capture, jobs and a timeline of at most 20 lines."""
+    assert run(ring, "--window-ms", "2") == 0
+    out = capsys.readouterr().out
+    assert "900: RoCEv2 900" in out
+    assert "RC_WRITE_MIDDLE 900" in out
+    assert "Timeline of tag0, a line is 6 windows" in out
+    assert len(re.findall(r"^ 0\.\d{6} ", out, re.MULTILINE)) == 19
+
+
+def test_json_on_stdout_is_a_valid_report(ring: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing but the report, and it validates against its model."""
+    assert run(ring, "--json", "-", "--variant", "refined", "--k", "0.5", "--seed", "9", "--job", "x=*,*,*") == 0
+    report = ReplayReport.model_validate_json(capsys.readouterr().out)
+    assert report.settings.params["k"] == 0.5
+    assert report.settings.params["gate"] is True
+    assert (report.settings.variant, report.settings.seed) == ("refined", 9)
+    assert [(job.name, job.packets) for job in report.jobs] == [("x", 900)]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--tau", "0.5"], "tau", 0.5),
+        (["--window-us", "25.6"], "window_us", 25.6),
+        (["--n-warmup", "3"], "n_warmup", 3),
+        (["--n-sample", "4"], "n_sample", 4),
+        (["--alpha-max", "7"], "alpha_max", 7),
+        (["--ratio-floor", "0.5"], "ratio_floor", 0.5),
+        (["--variant", "refined", "--ratio-floor", "none"], "ratio_floor", None),
+        (["--variant", "refined", "--no-gate"], "gate", False),
+        (["--gate"], "gate", True),
+    ],
+)
+def test_each_parameter_overrides_its_variant(
+    ring: str, capsys: pytest.CaptureFixture[str], words: list[str], name: str, value: object
+) -> None:
+    """Options named as the parameters are."""
+    assert run(ring, "--json", "-", *words) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["params"][name] == value
+
+
+def test_files_are_written(ring: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON and PNG beside the tables."""
+    assert run(ring, "--json", str(tmp_path / "a.json"), "--png", str(tmp_path / "a.png")) == 0
+    assert "Timeline of tag0" in capsys.readouterr().out
+    ReplayReport.model_validate_json((tmp_path / "a.json").read_text())
+    png = (tmp_path / "a.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 10_000
+
+
+def test_a_picture_without_jobs_and_with_many(tmp_path: Path) -> None:
+    """No packets to draw; more jobs than are shown; pauses; a name that looks like a formula."""
+    many = [Roce(at_ns=10**8 * i, sport=0xC000 | (i % 13) << 10, opcode=LAST_IMM) for i in range(60)]
+    arp = Record(0, link_header(ETHERNET, 0x0806) + bytes(28))
+    for name, file in (("$x_{1.pcap", pcap(records(many))), ("b.pcap", pcap([arp]))):
+        assert run(write(tmp_path, file, name), "--png", str(tmp_path / "p.png")) == 0
+        assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "p.png").unlink()
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line on stderr."""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("switch-agent replay: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"", "is empty"), (b"hello, this is no capture", "no pcap or pcapng file"), (pcap([]), "without a packet")],
+)
+def test_files_of_no_use_are_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, words: str
+) -> None:
+    """The line names the file and what is wrong with it."""
+    path = write(tmp_path, data)
+    assert run(path) == 1
+    line = one_line(capsys)
+    assert words in line
+    assert path in line
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No such file."""
+    assert run(str(tmp_path / "none.pcap")) == 1
+    assert "no such capture file" in one_line(capsys)
+
+
+def test_no_roce_packets_says_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no error; the most frequent first."""
+    rows = [Record(0, link_header(ETHERNET, 0x0806) + bytes(28))] + [
+        Record(0, link_header(ETHERNET, 0x8915) + bytes(60))
+    ] * 3
+    assert run(write(tmp_path, pcap(rows)), "--json", "-") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["jobs"] == []
+    assert re.search(r"no RoCEv2 packets in .*; its 4 records \(Ethernet\): 3 x RoCE v1 .*; 1 x ARP", err)
+
+
+def test_a_cut_file_is_reported_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0, the place on stderr and in the report."""
+    file = pcap(records(RING))[:-3]
+    assert run(write(tmp_path, file), "--json", "-") == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["capture"]["records"] == 899
+    offset = report["capture"]["incomplete"]["offset"]
+    assert f"byte {offset}" in err
+    assert "cut off" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--k", "7"], "parameter k = 7.0 is not allowed"),
+        (["--job", "x"], "job rule 'x'"),
+        (["--step-bits", "1"], "--step-bits 1"),
+        (["--window-ms", "0"], "--window-ms"),
+    ],
+)
+def test_senseless_options_are_one_line(
+    ring: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """Options that parse but make no sense."""
+    assert run(ring, *words) == 1
+    assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize("option", ["--json", "--png"])
+def test_results_that_cannot_be_written(
+    ring: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """The folder does not exist."""
+    assert run(ring, option, str(tmp_path / "none" / "x")) == 1
+    assert "cannot write the " in one_line(capsys)
+
+
+def test_debug_gives_the_traceback(tmp_path: Path) -> None:
+    """``switch-agent --debug replay`` raises."""
+    with pytest.raises(ReplayError):
+        run_command(parse("--debug", "replay", str(tmp_path / "none")))
+
+
+def test_a_capture_on_standard_input(
+    ring: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``tcpdump -w - | switch-agent replay -``."""
+    stdin = io.TextIOWrapper(io.BytesIO(Path(ring).read_bytes()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert run("-", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["capture"]["records"] == 900
+
+
+def test_registering_the_command_is_light() -> None:
+    """Other subcommands do not pay for numba or matplotlib."""
+    code = (
+        "import argparse, sys; from switch_agent import replay; p = argparse.ArgumentParser(); "
+        "replay.add_parser(p.add_subparsers()); print({'numba', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# -------------------------------------------------------------------------------------- docs
+
+
+def field_names(model: type[BaseModel]) -> set[str]:
+    """Return the names of all fields of a model and of the models inside it."""
+    schema: dict[str, Any] = model.model_json_schema()
+    models = [schema, *schema.get("$defs", {}).values()]
+    return {name for part in models for name in part.get("properties", {})}
+
+
+def test_the_documentation_names_every_field() -> None:
+    """Every field of the JSON report is in docs/replay.md."""
+    text = DOCS.read_text()
+    words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]+`", text))))
+    assert field_names(ReplayReport) - words == set()
+
+
+def test_the_documentation_lists_every_outcome_with_its_meaning() -> None:
+    """The table of docs/replay.md is that of the code."""
+    rows = re.findall(r"^\| `(\w+)` \| (other|junk) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
+    assert rows == [tuple(outcome) for outcome in OUTCOMES if outcome.kind != "roce"]
+
+
+def test_the_documentation_names_every_option() -> None:
+    """Every option of the parser is in docs/replay.md, and no other."""
+    parser = argparse.ArgumentParser()
+    replay_parser = add_parser(parser.add_subparsers())
+    options = {word for action in replay_parser._actions for word in action.option_strings} - {"-h", "--help"}
+    section = DOCS.read_text().partition("## Options")[2].partition("**Jobs.**")[0]
+    assert set(re.findall(r"--[a-z][a-z-]+|--k\b", section)) == options
