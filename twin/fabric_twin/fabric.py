@@ -302,7 +302,7 @@ class Fabric:
         row[:] = 0
         row[Qp.GENERATION] = (generation + 1) & 0xFFFF
         row[Qp.NIC] = host.nic << PORT_SHIFT
-        row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG]] = -1
+        row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION]] = -1
         row[Qp.CNP_AT] = -NEVER
         self._qps[q] = _QpInfo(host, qp_num)
         self._host_qps[host.index] += 1
@@ -391,7 +391,7 @@ class Fabric:
         generation = (int(row[Qp.GENERATION]) + 1) & 0xFFFF
         row[:] = 0
         row[kept] = values
-        row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG]] = -1
+        row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION]] = -1
         row[Qp.CNP_AT] = -NEVER
         row[Qp.GENERATION] = generation
         self._qps[q].dest = None

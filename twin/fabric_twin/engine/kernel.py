@@ -212,7 +212,7 @@ def _skip_acknowledged(s: View, q: int, m: int, t: int) -> None:
 
 @inner
 def _timeout(s: View, line: int, q: int, t: int) -> None:
-    """The QP's timer: it starts with a packet and runs until a look at it finds everything acknowledged.
+    """The QP's timer: it starts with a packet and runs until a look at it finds nothing on its way.
 
     No progress of the receiver between two looks is a timeout. So the first one comes one to two periods after
     progress has stopped (IB spec 9.7.6.1.3 allows one to four).
@@ -224,12 +224,16 @@ def _timeout(s: View, line: int, q: int, t: int) -> None:
     _nic_advance(s, s.qp[q + Qp.NIC], t)
     peer = s.qp[q + Qp.PEER]
     reached = s.qp[q + Qp.RTO_PSN]
-    if peer >= 0 and s.qp[peer + Qp.PEER] == q and s.qp[peer + Qp.STATE] != 0:
+    if peer >= 0 and s.qp[peer + Qp.PEER] == q and s.qp[peer + Qp.RX_GENERATION] == s.qp[q + Qp.GENERATION]:
         reached = s.qp[peer + Qp.RX_PSN]
+    if s.qp[q + Qp.IS_ACTIVE] != 0 and s.qp[q + Qp.SND_NXT] == reached:
+        s.qp[q + Qp.RTO_ARMED] = 0  # it paces, waits after an RNR NAK or is paused
+        _rekey(s, s.qp[q + Qp.NIC])
+        return
     if reached > s.qp[q + Qp.RTO_PSN]:
         s.qp[q + Qp.RTO_PSN] = reached  # it moves: the acknowledgements in between would have restarted the timer
         s.qp[q + Qp.RETRIES] = 0
-    elif s.qp[q + Qp.IS_ACTIVE] == 0 or s.qp[q + Qp.NEXT_AT] <= t:  # else it is pacing, or waits after an RNR NAK
+    else:
         s.qp[q + Qp.TIMEOUTS] += 1
         s.qp[q + Qp.RETRIES] += 1
         if s.qp[q + Qp.RETRIES] > s.qp[q + Qp.RETRY_CNT]:
@@ -666,11 +670,13 @@ def _host_arrival(s: View, k: int, t: int) -> None:
             s.sc[Sc.CNPS] += 1
             _push(s, line, back_at, CNP, q, 0, generation)
     expected = qp[r + Qp.RX_PSN]
+    if qp[r + Qp.RX_GENERATION] != generation:
+        if expected > 0:
+            return  # the sender has been reset, the receiver has not: their PSNs mean different things
+        qp[r + Qp.RX_GENERATION] = generation
     if psn == expected:
         if flags & LAST:
             m = qp[q + Qp.RX_MSG]
-            if m < 0 or psn != s.msg[m + Msg.PSN] + s.msg[m + Msg.PACKETS] - 1:
-                return  # only one of the two ends was reset: their PSNs mean different things
             if s.msg[m + Msg.FLAGS] & M_IMM:
                 if qp[r + Qp.RQ] == 0:
                     qp[r + Qp.RX_NAKED] = 1

@@ -165,6 +165,7 @@ class Qp(IntEnum):
     OUT_OF_SEQUENCE = 37
     TIMEOUTS = 38
     RNR_NAKS = 39
+    RX_GENERATION = 40  # receiver's row: life of the sender whose PSNs it counts
     COLUMNS = 64
 
 
