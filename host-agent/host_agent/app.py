@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -49,6 +49,7 @@ def create_app(hub: Hub, *, token: str | None = None, local_only: bool = True, m
     slots = StreamSlots(max_streams)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(HubCollector(hub, slots))
+    ProcessCollector(registry=registry)
     app = FastAPI(
         title="host-agent",
         version="1",

@@ -62,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if isinstance(error, _RequestError) else 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has seen enough; keep Python from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

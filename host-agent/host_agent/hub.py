@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -127,9 +127,12 @@ class Hub:
             async with asyncio.timeout(SHUTDOWN_S):
                 await asyncio.gather(*(self.stop(job.id) for job in running), return_exceptions=True)
         self.kill_processes()
-        for watcher in list(self._watchers.values()):
+        watchers = list(self._watchers.values())
+        if watchers:
+            await asyncio.wait(watchers, timeout=1.0)  # the killed ones still write down how they ended
+        for watcher in watchers:
             watcher.cancel()
-        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+        await asyncio.gather(*watchers, return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._switches.values()))
         if self._twin is not None:
             await self._twin.aclose()
@@ -148,7 +151,7 @@ class Hub:
         self.jobs.add(job)
         self._save(job)
         job.on_switches = True
-        self._watchers[job.id] = asyncio.create_task(self._release(job))
+        self._attend(job, self._release(job))
 
     # -- jobs
 
@@ -306,6 +309,12 @@ class Hub:
     def _chosen(self, names: Mapping[str, Any]) -> list[SwitchClient]:
         return [self._switches[name] for name in names if name in self._switches]
 
+    def _attend(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        """Run what ends a job in the background; `stop` and `close` wait for it."""
+        task = asyncio.create_task(work)
+        self._watchers[job.id] = task
+        task.add_done_callback(lambda _: self._watchers.pop(job.id, None))
+
     async def _install(self, job: Job) -> None:
         done, failed = await each(
             self._chosen(job.flows), lambda client: client.put_job(job.id, job.spec_for(client.name))
@@ -350,7 +359,7 @@ class Hub:
         if self.stopping.is_set():
             job.process.terminate()
         self._save(job)
-        self._watchers[job.id] = asyncio.create_task(self._watch(job, job.process))
+        self._attend(job, self._watch(job, job.process))
 
     async def _watch(self, job: Job, process: BenchProcess) -> None:
         code = await process.wait()
@@ -369,6 +378,8 @@ class Hub:
     async def _end(self, job: Job, state: JobState) -> None:
         """Last figures, last state; then the switches let go of the job."""
         async with job.lock:
+            if job.ended:
+                return
             job.on_switches = True  # keeps Job_ID and job_tag reserved until they have
             job.state, job.ended_unix_s = state, time.time()
             job.recorder.finish()

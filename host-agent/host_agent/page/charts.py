@@ -101,7 +101,7 @@ def _y_axis(name: str) -> Options:
         "type": "value",
         "name": name,
         "nameLocation": "middle",
-        "nameGap": 42,
+        "nameGap": 44,
         "nameTextStyle": LABEL,
         "axisLabel": LABEL,
         "splitLine": {"lineStyle": {"color": GRID}},
@@ -224,10 +224,13 @@ def _bar(ring: RingProgress) -> Options:
 
 
 def alpha_options(job: Job) -> Options:
-    """Alpha (the gain multiplier of eq. 3) of each switch over time."""
+    """Alpha (the gain multiplier of eq. 3) of each switch over time.
+
+    The axis is logarithmic: while Symphony is off nothing bounds alpha, on it is near its set-point.
+    """
     axis = time_axis(job)
     options = _base(axis, "alpha")
-    options["yAxis"] |= {"minInterval": 1}
+    options["yAxis"] |= {"type": "log", "min": 1}
     options["series"] = [
         _line(switch, [[axis.of(p["t_ns"] or 0), p["alpha"]] for p in points], index, step="end")
         for index, (switch, points) in enumerate(_per_switch(job).items())

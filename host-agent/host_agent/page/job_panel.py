@@ -227,7 +227,7 @@ def assumptions(job: Job) -> list[str]:
     else:
         out += [
             f"release rule: {bench.release}",
-            f"QP mode: {bench.qp_mode} ({bench.tagging})",
+            "QP mode: " + ("per-step" if bench.qp_mode == "per-step" else f"{bench.qp_mode} ({bench.tagging})"),
             f"{bench.size} per rank × {bench.iterations} iterations",
             f"split {bench.split}" if bench.split else "one group",
             f"{bench.rings} ring{'s' if bench.rings > 1 else ''}",
