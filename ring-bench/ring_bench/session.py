@@ -142,7 +142,7 @@ class Session:
         if options.events_url is not None:
             self._sender = EventSender(
                 options.events_url,
-                run=f"{options.job}-{config.seed}",
+                run=self._run_name(),
                 clock=self._provider.clock,
                 host=platform.node(),
                 group_of={rank: number for number, group in enumerate(config.groups) for rank in group},
@@ -176,6 +176,11 @@ class Session:
             Joining(placement.ranks, platform.node(), os.getpid(), agreement, token),
             on_failure=self._interrupt,
         )
+
+    def _run_name(self) -> str:
+        """Give a name that all processes of this run share and no other run has: rank 0's."""
+        own = f"{self.options.job}-{time.time_ns():x}-{os.getpid()}"
+        return str(self._rendezvous.exchange(dict.fromkeys(self.placement.ranks, own))[0])
 
     def _interrupt(self) -> None:
         if self._provider is not None:
