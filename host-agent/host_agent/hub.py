@@ -364,7 +364,7 @@ class Hub:
     async def _watch(self, job: Job, process: BenchProcess) -> None:
         code = await process.wait()
         job.process = None
-        job.log_tail = tail(process.log)
+        job.log_tail = tail(process.errors) or tail(process.log)
         state: JobState = "finished"
         if job.stop_requested or self.stopping.is_set():
             state = "stopped"

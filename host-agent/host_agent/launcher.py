@@ -74,23 +74,25 @@ class BenchProcess:
         self._folder = folder
         self.pid = process.pid
         self.log = folder / "ring-bench.log"
+        self.errors = folder / "ring-bench.err"
 
     @classmethod
     async def start(cls, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> BenchProcess:
-        """Start `command` with its output going to `folder`/ring-bench.log.
+        """Start `command` with its output going to ring-bench.log and ring-bench.err in `folder`.
 
         Raises OSError when the program cannot be started and StorageError when the folder cannot be written.
         """
         try:
             log = (folder / "ring-bench.log").open("wb")
+            errors = (folder / "ring-bench.err").open("wb")
         except OSError as error:
-            raise StorageError(f"cannot write {folder}/ring-bench.log: {error.strerror}") from error
-        with log:
+            raise StorageError(f"cannot write the logs in {folder}: {error.strerror}") from error
+        with log, errors:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=errors,
                 env=dict(environment),
                 cwd=folder,
                 start_new_session=True,
