@@ -13,7 +13,7 @@ them afresh: alpha 1, score 0, as at the job's start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
@@ -129,13 +129,31 @@ def counter_resets(job: Job, tables: Tables) -> list[proto.Update]:
     return [modify_update(table, entry) for table in tables.counters.values()]
 
 
-async def write_initial_state(client: Client, tables: Tables, job: Job, *, step: int, seed: int = SEED) -> None:
-    """Bring the job's state blocks and counters to their start values, on all pipes.
+async def write_initial_state(
+    client: Client, tables: Tables, jobs: Iterable[tuple[Job, int]], *, seed: int = SEED
+) -> None:
+    """Bring the state blocks and counters of jobs to their start values, on all pipes.
 
-    ``step`` is the step that the job is at. ``seed`` is written to ``window_start``: the window test is a
-    serial comparison with the switch's clock, which half of the time would say "not over yet" for
+    ``jobs`` are pairs of a job and the step that it is at. ``seed`` is written to ``window_start``: the window
+    test is a serial comparison with the switch's clock, which half of the time would say "not over yet" for
     minutes to a start of 0. When the clock is roughly known, the caller picks the seed behind it.
     """
+    header = client.write_header().SerializeToString()
+    batch: list[bytes] = []
+    waiting = 0
+    for job, step in jobs:
+        for entries, piece in _initial_state(tables, job, step, seed):
+            batch.append(piece)
+            waiting += entries
+            if waiting >= _BULK:
+                await client.write_raw(b"".join([header, *batch]))
+                batch, waiting = [], 0
+    if batch:
+        await client.write_raw(b"".join([header, *batch]))
+
+
+def _initial_state(tables: Tables, job: Job, step: int, seed: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (number of updates, serialised updates) for one job."""
     indexes = np.arange(job.state, job.state + job.n_states, dtype=np.uint32)
     values: list[tuple[Table, dict[str, int]]] = [
         (tables.steps, {"Ingress.steps.mn": step_word(step), "Ingress.steps.mx": step_word(step)}),
@@ -144,17 +162,8 @@ async def write_initial_state(client: Client, tables: Tables, job: Job, *, step:
         (tables.score, {"Ingress.score.score": 0, "Ingress.score.count": 0}),
         (tables.alpha, {"Ingress.alpha.f1": 1}),
     ]
-    header = client.write_header().SerializeToString()
-    for start in range(0, job.n_states, _BULK):
-        part = indexes[start : start + _BULK]
-        pieces = [
-            encode_register_updates(
-                table,
-                part,
-                {name: np.full(len(part), value, np.uint32) for name, value in fields.items()},
-                ALL_PIPES,
-            )
-            for table, fields in values
-        ]
-        await client.write_raw(b"".join([header, *pieces]))
-    await client.write(counter_resets(job, tables))
+    for table, fields in values:
+        columns = {name: np.full(len(indexes), value, np.uint32) for name, value in fields.items()}
+        yield len(indexes), encode_register_updates(table, indexes, columns, ALL_PIPES)
+    resets = counter_resets(job, tables)
+    yield len(resets), proto.WriteRequest(updates=resets).SerializeToString()

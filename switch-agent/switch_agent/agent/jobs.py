@@ -174,9 +174,8 @@ class Jobs:
 
     async def _install(self, client: Client, tables: Tables, job: Job, *, step: int | None = None) -> None:
         """State first, then parameters, then the entries that send packets there; then read it back."""
-        await write_initial_state(
-            client, tables, job, step=job.spec.first_step if step is None else step, seed=self._seed()
-        )
+        at = job.spec.first_step if step is None else step
+        await write_initial_state(client, tables, [(job, at)], seed=self._seed())
         entries = list(classify_entries(job, tables))
         params = params_entry(job)
         try:

@@ -204,8 +204,8 @@ class Reconciler:
     async def _repair(self, client: Client, tables: Tables, jobs: list[Job], plans: list[_Plan]) -> None:
         # Deletions first (they free room and keys), then look-ups, then jobs: state, parameters, packets.
         await client.write([delete_update(plan.table, entry.key) for plan in plans for entry in plan.delete])
-        for job in _lost_jobs(jobs, tables, plans):
-            await write_initial_state(client, tables, job, step=self._step_of(job), seed=self._seed())
+        lost = [(job, self._step_of(job)) for job in _lost_jobs(jobs, tables, plans)]
+        await write_initial_state(client, tables, lost, seed=self._seed())
         updates = []
         for plan in plans:
             updates += [insert_update(plan.table, entry) for entry in plan.add]

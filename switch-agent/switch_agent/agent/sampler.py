@@ -14,8 +14,9 @@ ahead of step_min are written.
 its own next step until the next packet of a slower step puts it right (``p4-findings.md`` §10), which takes
 hundreds of microseconds when the slow flows are throttled. A sample that falls into such a moment would
 show no overlap where there is much. So when step_min has jumped by more than one step since the last
-sample, or has passed step_max while packets flow, the steps are read again a little later, and the extremes
-of the readings count.
+sample, or has passed step_max while packets flow, the steps are read again until the switch's clock has
+moved on by a millisecond (or half the sampling interval has passed), and the extremes of the readings
+count.
 
 **Windows that got stuck.** The switch compares its 32-bit clock with window_start in serial arithmetic: after
 9 to 18 minutes of silence a start looks like the future, and the window would not end for minutes. When a
@@ -57,8 +58,9 @@ _STUCK_S: Final = 1.0
 _STUCK_PACKETS: Final = 1000
 _QUEUE: Final = 256
 _BULK: Final = 512
-_REREADS: Final = 3
-_REREAD_PAUSE_S: Final = 0.003
+_REREAD_PAUSE_S: Final = 0.002
+_REREAD_LIMIT_S: Final = 0.05
+_SETTLED_NS: Final = 1_000_000
 _COUNTER_COLUMNS: Final = ("packets", "outpacing", "marked_symphony", "marked_queue")  # as COUNTERS
 
 
@@ -245,14 +247,17 @@ class Sampler:
         if self._last_steps is not None and self._last_steps[0] is plan:
             _, step_min, before, was_live = self._last_steps
             flowing = reading.live & was_live & (packets != before)
-            for _ in range(_REREADS):
+            settled = np.zeros(len(packets), np.bool_)
+            give_up = time.monotonic() + min(self.interval / 2, _REREAD_LIMIT_S)
+            while time.monotonic() < give_up:
                 jumped = serial_steps(reading.step_min, step_min) > 1
-                doubtful = flowing & (jumped | (reading.distance < 0))
+                doubtful = flowing & ~settled & (jumped | (reading.distance < 0))
                 if not doubtful.any():
                     break
                 self.rereads += 1
                 await asyncio.sleep(min(_REREAD_PAUSE_S, self.interval / 10))
-                reading = await plan.reread_steps(reading, doubtful, timeout)
+                reading, moved = await plan.reread_steps(reading, doubtful, timeout)
+                settled |= moved * TIME_UNIT_NS >= _SETTLED_NS
         self._last_steps = (plan, reading.step_min, packets, reading.live)
         return reading
 

@@ -162,24 +162,31 @@ class Plan:
             counters=counters,
         )
 
-    async def reread_steps(self, reading: Reading, jobs: NDArray[np.bool_], timeout: float) -> Reading:
+    async def reread_steps(
+        self, reading: Reading, jobs: NDArray[np.bool_], timeout: float
+    ) -> tuple[Reading, NDArray[np.int64]]:
         """Read the step registers of some ``jobs`` again and take the extremes of both readings.
 
-        The cells become those of the new reading.
+        The step cells become those of the new reading. Also returns by how many clock units the windows of
+        each job have moved on since ``reading``, 0 for jobs that were not read.
         """
         rows = np.flatnonzero(jobs[self.job_of_state])
         states = self.states[rows]
-        table = self.tables.steps
-        entities = (
-            [read_all(table, from_hw=True)]
-            if len(states) * _WILDCARD_SHARE >= table.size
-            else [read_keyed(table, {"$REGISTER_INDEX": int(state)}, from_hw=True) for state in states]
-        )
-        raw = await self.client.read_raw(self.client.read_request(entities), timeout=timeout)
-        blocks = decode_blocks(raw)
+        steps, window_start = self.tables.steps, self.tables.window_start
+        entities: list[proto.Entity] = []
+        for table in (steps, window_start):
+            if len(states) * _WILDCARD_SHARE >= table.size:
+                entities.append(read_all(table, from_hw=True))
+            else:
+                keys = ({"$REGISTER_INDEX": int(state)} for state in states)
+                entities.extend(read_keyed(table, key, from_hw=True) for key in keys)
+        blocks = decode_blocks(await self.client.read_raw(self.client.read_request(entities), timeout=timeout))
         low, high = reading.min_cells.copy(), reading.max_cells.copy()
-        low[rows] = _rows(blocks, table, "Ingress.steps.mn", states)
-        high[rows] = _rows(blocks, table, "Ingress.steps.mx", states)
+        low[rows] = _rows(blocks, steps, "Ingress.steps.mn", states)
+        high[rows] = _rows(blocks, steps, "Ingress.steps.mx", states)
+        moved = np.zeros_like(reading.window_cells, np.int64)
+        now = _rows(blocks, window_start, "Ingress.window_start.f1", states).astype(np.uint32)
+        moved[rows] = (now - reading.window_cells[rows]).view(np.int32)
         starts = self.starts * low.shape[1]
 
         def extreme(cells: NDArray[np.uint32], so_far: NDArray[np.int64], rule: Reduction) -> NDArray[np.int64]:
@@ -188,13 +195,14 @@ class Plan:
             ahead = serial_steps(again, so_far) > 0
             return np.where(jobs & (ahead == (rule is Reduction.SERIAL_MAX)), again, so_far)
 
-        return replace(
+        again = replace(
             reading,
             min_cells=low,
             max_cells=high,
             step_min=extreme(low, reading.step_min, Reduction.SERIAL_MIN),
             step_max=extreme(high, reading.step_max, Reduction.SERIAL_MAX),
         )
+        return again, np.maximum.reduceat(moved.ravel(), starts)
 
     def windows(self, reading: Reading, trusted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Combine ``window_start`` over live cells that are ``trusted``; also say which jobs have any."""

@@ -285,7 +285,7 @@ def read_usage(table: Table, *, from_hw: bool) -> proto.Entity:
 
 
 def _decode_key(table: Table, message: proto.KeyField) -> tuple[str, KeyValue]:
-    spec = next((spec for spec in table.keys.values() if spec.id == message.field_id), None)
+    spec = table.keys_by_id.get(message.field_id)
     if spec is None:
         raise CodecError(f"{table.name} came with key field id {message.field_id}, unknown to its schema")
     width = spec.type.width

@@ -78,6 +78,18 @@ class Table:
     actions: Mapping[str, Action]
     operations: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    keys_by_id: Mapping[int, KeyField] = field(init=False)
+    _actions_by_id: Mapping[int, Action] = field(init=False)
+    _data_by_id: Mapping[int, Mapping[int, DataField]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        common = {spec.id: spec for spec in self.data.values()}
+        by_action = {0: common}
+        for action in self.actions.values():
+            by_action[action.id] = common | {spec.id: spec for spec in action.data.values()}
+        object.__setattr__(self, "keys_by_id", {key.id: key for key in self.keys.values()})
+        object.__setattr__(self, "_actions_by_id", {action.id: action for action in self.actions.values()})
+        object.__setattr__(self, "_data_by_id", by_action)
 
     @property
     def short_name(self) -> str:
@@ -94,7 +106,7 @@ class Table:
 
     def action_of_id(self, action_id: int) -> Action | None:
         """Return the action with that id, None for 0 or an id that the schema does not have."""
-        return next((action for action in self.actions.values() if action.id == action_id), None)
+        return self._actions_by_id.get(action_id)
 
     def data_field(self, name: str, action: str | None = None) -> DataField:
         """Return a data field of ``action`` or common to the table; SchemaError lists what there is."""
@@ -106,13 +118,7 @@ class Table:
 
     def data_field_of_id(self, field_id: int, action_id: int = 0) -> DataField | None:
         """Return the data field with that id within the given action (0: none), None when unknown."""
-        action = self.action_of_id(action_id)
-        pools = ([action.data] if action else []) + [self.data]
-        for pool in pools:
-            for data_field in pool.values():
-                if data_field.id == field_id:
-                    return data_field
-        return None
+        return self._data_by_id.get(action_id, self._data_by_id[0]).get(field_id)
 
 
 class Schema:
