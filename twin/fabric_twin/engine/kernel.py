@@ -163,20 +163,22 @@ def _line_event(s: View, line: int, t: int) -> None:
     s.sc[Sc.FREE_CTLS] += 1
 
     if kind in (PFC_ON, PFC_OFF):
+        _advance(s, q, t)
         _pause(s, q, kind == PFC_ON, t)
+        _rekey(s, q)
         return
     if s.qp[q + Qp.GENERATION] != generation or s.qp[q + Qp.STATE] == 0:
         return
+    p = s.qp[q + Qp.NIC]
+    _nic_advance(s, p, t)
     if kind == CNP:
         s.qp[q + Qp.CNPS_HANDLED] += 1
-        _nic_advance(s, s.qp[q + Qp.NIC], t)
         dcqcn.on_cnp(s.cc, s.ccq, q >> CC_SHIFT, float(t))
-        _rekey(s, s.qp[q + Qp.NIC])
     elif kind == ACK:
         s.qp[q + Qp.UNA_MSG] = s.msg[arg + Msg.NEXT]
         s.qp[q + Qp.RETRIES] = 0
         s.qp[q + Qp.RNR_RETRIES] = 0
-        _skip_acknowledged(s, q, arg, t)
+        _skip_acknowledged(s, q, arg)
         _report(s, t, E_ACKED, q, arg)
         if s.msg[arg + Msg.FLAGS] & M_SIGNALED:
             s.sc[Sc.STOP] = 1
@@ -192,22 +194,19 @@ def _line_event(s: View, line: int, t: int) -> None:
             _go_back(s, q, arg, t, s.qp[receiver + Qp.RNR_PS] if receiver >= 0 else 0)
     elif kind == TIMEOUT:
         _timeout(s, line, q, t)
+    _rekey(s, p)
 
 
 @inner
-def _skip_acknowledged(s: View, q: int, m: int, t: int) -> None:
+def _skip_acknowledged(s: View, q: int, m: int) -> None:
     """Message `m` is acknowledged: what a timeout had made us send again of it need not leave any more."""
     end = s.msg[m + Msg.PSN] + s.msg[m + Msg.PACKETS]
     if s.qp[q + Qp.SND_NXT] >= end:
         return
-    p = s.qp[q + Qp.NIC]
-    _nic_advance(s, p, t)
-    if s.qp[q + Qp.SND_NXT] < end:
-        s.qp[q + Qp.SND_NXT] = end
-        s.qp[q + Qp.SEND_MSG] = s.msg[m + Msg.NEXT]
-        if s.qp[q + Qp.SEND_MSG] < 0:
-            _deactivate(s, q)
-    _rekey(s, p)
+    s.qp[q + Qp.SND_NXT] = end
+    s.qp[q + Qp.SEND_MSG] = s.msg[m + Msg.NEXT]
+    if s.qp[q + Qp.SEND_MSG] < 0:
+        _deactivate(s, q)
 
 
 @inner
@@ -221,7 +220,6 @@ def _timeout(s: View, line: int, q: int, t: int) -> None:
     if oldest < 0:
         s.qp[q + Qp.RTO_ARMED] = 0
         return
-    _nic_advance(s, s.qp[q + Qp.NIC], t)
     peer = s.qp[q + Qp.PEER]
     reached = s.qp[q + Qp.RTO_PSN]
     if peer >= 0 and s.qp[peer + Qp.PEER] == q and s.qp[peer + Qp.RX_GENERATION] == s.qp[q + Qp.GENERATION]:
@@ -241,17 +239,13 @@ def _timeout(s: View, line: int, q: int, t: int) -> None:
             return
         _go_back(s, q, max(reached, s.msg[oldest + Msg.PSN]), t, 0)
     _push(s, line, t + s.line[line], TIMEOUT, q, 0, s.qp[q + Qp.GENERATION])
-    _rekey(s, s.qp[q + Qp.NIC])
 
 
 @inner
 def _fail(s: View, q: int, t: int, kind: int) -> None:
     """Retries are used up: the QP goes to the error state."""
-    p = s.qp[q + Qp.NIC]
-    _nic_advance(s, p, t)
     s.qp[q + Qp.STATE] = 0
     _deactivate(s, q)
-    _rekey(s, p)
     _report(s, t, kind, q, s.qp[q + Qp.UNA_MSG])
     s.sc[Sc.STOP] = 1
 
@@ -299,8 +293,6 @@ def _go_back(s: View, q: int, psn: int, t: int, wait: int) -> None:
         m = s.msg[m + Msg.NEXT]
     if m < 0 or psn < s.msg[m + Msg.PSN]:
         return  # acknowledged in the meantime
-    p = s.qp[q + Qp.NIC]
-    _nic_advance(s, p, t)
     if psn < s.qp[q + Qp.SND_NXT]:
         s.qp[q + Qp.RETRANSMITTED] += s.qp[q + Qp.SND_NXT] - psn
         s.qp[q + Qp.SND_NXT] = psn
@@ -308,8 +300,6 @@ def _go_back(s: View, q: int, psn: int, t: int, wait: int) -> None:
     if wait > 0:
         s.qp[q + Qp.NEXT_AT] = t + wait
     _activate(s, q, t)
-    _nic_advance(s, p, t)
-    _rekey(s, p)
 
 
 @inner
@@ -437,12 +427,15 @@ def _free(s: View, k: int) -> None:
 
 @inner
 def _rekey(s: View, p: int) -> None:
-    """The next event of a port: the head of its wire arrives; with an empty wire, a paced NIC wakes up."""
+    """The next event of a port: the head of its wire arrives, or, the wire being empty, something may leave.
+
+    While something is on the wire, a departure can wait for its arrival: what leaves now arrives later than that.
+    """
     port = s.port
     head = port[p + Port.FLIGHT_HEAD]
     if head >= 0:
         _set_key(s, p >> PORT_SHIFT, s.pk[head + Packet.TIME])
-    elif port[p + Port.NODE] < 0 and port[p + Port.ACTIVE] > 0 and port[p + Port.PAUSED] == 0:
+    elif port[p + Port.PAUSED] == 0 and (port[p + Port.ACTIVE] > 0 or port[p + Port.Q_HEAD] >= 0):
         _set_key(s, p >> PORT_SHIFT, max(port[p + Port.FREE_AT], port[p + Port.READY_AT]))
     else:
         _set_key(s, p >> PORT_SHIFT, NEVER)
@@ -460,16 +453,16 @@ def _advance(s: View, p: int, t: int) -> None:
 def _port_event(s: View, planes: Planes, p: int, t: int) -> None:
     port = s.port
     k = port[p + Port.FLIGHT_HEAD]
-    if k < 0 or s.pk[k + Packet.TIME] > t:
-        _advance(s, p, t)  # a paced NIC wakes up
-        _rekey(s, p)
-        return
-    after = s.pk[k + Packet.NEXT]
-    port[p + Port.FLIGHT_HEAD] = after
-    if after < 0:
-        port[p + Port.FLIGHT_TAIL] = -1
+    arrives = k >= 0 and s.pk[k + Packet.TIME] <= t
+    if arrives:
+        after = s.pk[k + Packet.NEXT]
+        port[p + Port.FLIGHT_HEAD] = after
+        if after < 0:
+            port[p + Port.FLIGHT_TAIL] = -1
     _advance(s, p, t)
     _rekey(s, p)
+    if not arrives:
+        return
     if port[p + Port.DROP_PROB] != 0 and _random32(s) < port[p + Port.DROP_PROB]:
         port[p + Port.DROPPED] += 1
         s.sc[Sc.DROPS] += 1
@@ -484,7 +477,6 @@ def _port_event(s: View, planes: Planes, p: int, t: int) -> None:
 @inner
 def _pause(s: View, p: int, on: bool, t: int) -> None:
     port = s.port
-    _advance(s, p, t)
     if on:
         if port[p + Port.PAUSED] == 0:
             port[p + Port.PAUSED_SINCE] = t
@@ -495,8 +487,6 @@ def _pause(s: View, p: int, on: bool, t: int) -> None:
             port[p + Port.PAUSED_PS] += t - port[p + Port.PAUSED_SINCE]
         port[p + Port.PAUSED] = 0
         port[p + Port.READY_AT] = t
-        _advance(s, p, t)
-    _rekey(s, p)
 
 
 # ------------------------------------------------------------------------------------------- switches
@@ -725,7 +715,6 @@ def post(s: View, q: int, m: int) -> None:
     if qp[q + Qp.SEND_MSG] < 0:
         qp[q + Qp.SEND_MSG] = m
     _activate(s, q, t)
-    _nic_advance(s, p, t)
     _rekey(s, p)
 
 
