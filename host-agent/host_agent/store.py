@@ -4,7 +4,7 @@
 <state>/runs/<YYYYmmdd-HHMMSS>-<Job_ID>-<name>/
     job.json         what was asked for, identities, state
     events.token     bearer token of the job's reporters (mode 0600)
-    ring-bench.log   output of the benchmark
+    ring-bench.log   output of the benchmark; ring-bench.err: what it complained about
     result.json      its results
     process.json     while it runs: its process group
 """

@@ -33,6 +33,7 @@ if mode == "ok":
     }
     Path(arguments[arguments.index("-J") + 1]).write_text(json.dumps(result))
 elif mode == "fail":
+    print("# a table begins", flush=True)
     print("rank 3 on h3: RETRY_EXC_ERR towards h4, step 17", file=sys.stderr)
     sys.exit(3)
 elif mode == "orphan":

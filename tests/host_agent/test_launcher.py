@@ -79,7 +79,7 @@ async def test_a_failing_benchmark_is_a_state_with_its_last_words(
         await eventually(lambda: not job.active)
         shown = (await bench.client.get(f"/api/v1/jobs/{job.id}")).json()
         assert shown["state"] == "failed"
-        assert "exited with code 3" in shown["error"]
+        assert shown["error"].endswith("exited with code 3: rank 3 on h3: RETRY_EXC_ERR towards h4, step 17")
         assert shown["log_tail"] == ["rank 3 on h3: RETRY_EXC_ERR towards h4, step 17"]
         assert bench.switches["tor1"].jobs == {}
 
