@@ -34,7 +34,7 @@ HOLD_NS = 500_000_000
 """When the fourth run gets Symphony: the paper's late start (figure 4a), in virtual time."""
 START_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 600.0
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 class DemoError(Exception):
@@ -189,7 +189,7 @@ class Runner:
                     self._ask(self.twin, "PATCH", "/api/v1/clock", {"hold_at_ns": None})
                     toggle = False
                 job = self._ask(self.api, "GET", path)
-                progress.update(bar, completed=job["cct"]["count"] if job.get("cct") else 0)
+                progress.update(bar, completed=job["cct"]["collectives"])
         except BaseException:
             with contextlib.suppress(httpx.HTTPError):
                 self.api.post(f"{path}/stop")
@@ -275,28 +275,43 @@ def show_table(summary: dict[str, Any]) -> None:
     """The numbers, as a table."""
     off = next(r for r in summary["runs"] if r["name"] == "off")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "CCT p50 ms", "p99 ms", "whole run ms", "against off", "busbw GB/s"):
-        table.add_column(title, justify="left" if title == "run" else "right")
-    for title in ("overlap max", "mean", "marks Symphony", "marks queue", "wrong", "switch agrees"):
-        table.add_column(title, justify="right")
+    table.add_column("run")
+    for title in (
+        "CCT p50",
+        "p99 ms",
+        "all ms",
+        "vs off",
+        "busbw",
+        "overlap",
+        "mean",
+        "marks: Sym",
+        "queue",
+        "wrong",
+        "agree",
+    ):
+        table.add_column(title, justify="right", no_wrap=True)
     for r in summary["runs"]:
         table.add_row(
             r["name"],
             f"{r['cct_ms']['p50']:.1f}",
             f"{r['cct_ms']['p99']:.1f}",
             f"{r['job_ms']:.0f}",
-            f"{100 * (r['job_ms'] / off['job_ms'] - 1):+.1f} %" if r is not off else "",
+            f"{100 * (r['job_ms'] / off['job_ms'] - 1):+.1f}%" if r is not off else "",
             f"{r['busbw_gbps']:.3f}",
             f"{r['overlap']['max']}",
             f"{r['overlap']['mean']:.1f}",
             f"{r['marks']['symphony']:,}",
             f"{r['marks']['queue']:,}",
             f"{r['wrong']}",
-            "n/a" if r["agreement"] is None else f"{100 * r['agreement']:.0f} %",
+            "n/a" if r["agreement"] is None else f"{100 * r['agreement']:.0f}%",
         )
     console.print(table)
     engine = summary["engine"]
     rate = engine["data_packets"] / engine["cpu_s"] if engine["cpu_s"] else 0.0
+    console.print(
+        "CCT: of one AllReduce in one ring; all: the whole run; busbw in GB/s; overlap: largest degree of step overlap "
+        "the hosts saw; agree: samples of the switches' registers within one step of it"
+    )
     console.print(
         f"\ntwin: {engine['data_packets']:,} data packets, {engine['events']:,} events in {engine['cpu_s']:.1f} s of "
         f"processor time: {rate / 1e6:.2f} M data packets per CPU second"
