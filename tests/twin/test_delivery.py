@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,7 +106,7 @@ def test_messages_of_a_queue_pair_arrive_in_order_and_back_to_back(one_switch: M
         net.send(a, 4096)
     net.run()
     times = [event.time_ps for event in net.events if event.kind == DELIVERED]
-    assert [b - a for a, b in zip(times, times[1:], strict=False)] == [net.serial(4096)] * 4
+    assert [b - a for a, b in pairwise(times)] == [net.serial(4096)] * 4
     assert net.delivered() == net.acked() == [0, 1, 2, 3, 4]
 
 
