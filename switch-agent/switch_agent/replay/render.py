@@ -57,7 +57,7 @@ def _capture_table(report: ReplayReport) -> Table:
 
 def _jobs_table(jobs: Sequence[JobReport], variant: str) -> Table:
     columns = (
-        *("job", "packets", "outpacing", "step ends", "min", "max", "overlap", "alpha", "psn rec"),
+        *("job", "packets", "ahead", "step ends", "min", "max", "overlap", "alpha", "psn rec"),
         *("would mark", "not ECT", "CE"),
     )
     rows = [
@@ -117,6 +117,7 @@ def write_picture(report: ReplayReport, path: Path) -> None:
         OutputError: the file cannot be written.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
     axes = figure.subplots(4, 1, sharex=True)
@@ -138,8 +139,10 @@ def write_picture(report: ReplayReport, path: Path) -> None:
     labels = ("step overlap", "share of packets\noutpacing", "would-be marks\nper window", "alpha")
     for axis, label in zip(axes, labels, strict=True):
         axis.set_ylabel(label)
+        axis.margins(y=0.1)
         axis.set_ylim(bottom=0)
         axis.grid(visible=True, alpha=0.3)
+    axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1].set_xlabel("time since the first RoCEv2 packet, s")
     left_out = len(report.jobs) - len(shown)
     more = f"; {left_out} smaller jobs not shown" if left_out else ""

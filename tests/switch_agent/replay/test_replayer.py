@@ -29,6 +29,7 @@ from switch_agent.dataplane.constants import LAST_OPCODES, MARK, TIME_UNIT_NS
 from switch_agent.dataplane.hashes import flow_slot
 from switch_agent.dataplane.params import VARIANTS, SymphonyParams
 from switch_agent.dataplane.reference import JobState, Packet, Verdict
+from switch_agent.replay import capture, replayer
 from switch_agent.replay.errors import CaptureError, EmptyCaptureError, OptionError
 from switch_agent.replay.jobs import JobMap, parse_rule
 from switch_agent.replay.loop import coin
@@ -253,6 +254,15 @@ def test_the_seed_decides_the_coins(tmp_path: Path) -> None:
     assert [w.would_mark for w in reports[0].jobs[0].timeline] != [w.would_mark for w in reports[2].jobs[0].timeline]
 
 
+def test_batches_and_pieces_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the file is cut up for reading, coins, windows and registers come out the same."""
+    whole = run(tmp_path, ring(), ReplayOptions(params=EAGER))
+    monkeypatch.setattr(capture, "BATCH", 64)
+    monkeypatch.setattr(replayer, "BATCH", 64)
+    monkeypatch.setattr(capture, "_BUFFER", 1000)
+    assert run(tmp_path, ring(), ReplayOptions(params=EAGER)) == whole
+
+
 def test_coins_are_uniform() -> None:
     """Mean and spread of 20,000 coins of 32 bits."""
     coins = [coin(7, i) / 2**32 for i in range(20_000)]
@@ -440,7 +450,7 @@ def test_damaged_files_never_crash(
         report = replay(path, ReplayOptions(step_bits=step_bits))
     except CaptureError:
         return
-    capture = report.capture
-    assert capture.records == capture.roce + sum(capture.other.values()) + sum(capture.junk.values())
+    info = report.capture
+    assert info.records == info.roce + sum(info.other.values()) + sum(info.junk.values())
     assert sum(job.packets for job in report.jobs) + report.roce.untagged == report.roce.data_packets
     assert all(sum(window.packets for window in job.timeline) == job.packets for job in report.jobs)
