@@ -177,7 +177,8 @@ class Runner:
         bar = progress.add_task(name, total=total)
         deadline = time.monotonic() + RUN_TIMEOUT_S
         try:
-            while job["state"] in ("registered", "running"):
+            # on_switches ends after the last register samples; then the next run gets the same job_tag and paths
+            while job["on_switches"]:
                 if time.monotonic() > deadline:
                     raise DemoError(
                         f"run {name} has not ended after {RUN_TIMEOUT_S:.0f} s; logs are in {job['folder']}"

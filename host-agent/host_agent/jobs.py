@@ -194,6 +194,7 @@ class Job:
             "preset": self.preset,
             "symphony": self.symphony,
             "switches": self.switch_views(),
+            "on_switches": self.active,
             "toggles": [toggle.view() for toggle in self.toggles],
             "clock": recorder.clock.view(),
             "overlap": {"max": largest, "mean": mean},
