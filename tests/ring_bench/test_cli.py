@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
+
 """The command line: its table, its errors, its exit status."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -100,12 +99,12 @@ def test_a_twin_that_is_not_there_is_an_error_and_leaves_a_result(
     assert data["failure"]["kind"] == "provider_unavailable"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyverbs") is not None, reason="pyverbs is installed here")
 def test_pyverbs_asked_for_but_absent_names_the_package_and_the_interpreter(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
 
+    monkeypatch.setitem(sys.modules, "pyverbs", None)
     status, _, err = run(capsys, "--world 2 --provider pyverbs -b 1K")
     assert status == 1
     assert "python3-pyverbs" in err

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import find
 from replay_wire import (
     ACK,
     CNP,
@@ -135,8 +135,6 @@ def test_every_outcome_is_tested() -> None:
 
 # ------------------------------------------------------------------------------ against tshark
 
-needs_tshark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
-
 FIELDS = (
     *("frame.time_epoch", "frame.len", "ip.src", "ipv6.src", "ip.dst", "ipv6.dst", "udp.srcport"),
     *("infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "ip.dsfield.ecn", "ipv6.tclass.ecn"),
@@ -148,7 +146,7 @@ def dissected(path: str) -> list[Decoded]:
     """Return what tshark says of a file's RoCEv2 packets."""
     from replay_wire import START_NS
 
-    command = ["tshark", "-r", path, "-Y", "infiniband.bth", "-T", "fields", "-E", "occurrence=f"]
+    command = [find("tshark"), "-r", path, "-Y", "infiniband.bth", "-T", "fields", "-E", "occurrence=f"]
     command += [part for field in FIELDS for part in ("-e", field)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = []
@@ -182,7 +180,6 @@ def assorted() -> list[Roce]:
     ]
 
 
-@needs_tshark
 @pytest.mark.parametrize("link", [ETHERNET, SLL, SLL2, RAW])
 @pytest.mark.parametrize("kind", ["pcap", "pcapng"])
 def test_tshark_sees_the_same(tmp_path: Path, link: int, kind: str) -> None:
@@ -192,7 +189,6 @@ def test_tshark_sees_the_same(tmp_path: Path, link: int, kind: str) -> None:
     assert decoded(path) == dissected(path) == [expected(packet, link) for packet in assorted()]
 
 
-@needs_tshark
 def test_files_that_tshark_writes(tmp_path: Path) -> None:
     """tshark's own pcapng and gzip output reads as its input."""
     path = write(tmp_path, pcap(records(assorted())))

@@ -6,11 +6,11 @@ They were taken with 128 bytes of each packet kept; their source ports are 0xC10
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from programs import find
 from replay_wire import START_NS, decoded
 
 from switch_agent.replay.replayer import ReplayOptions, replay
@@ -75,13 +75,12 @@ def test_each_rank_is_a_job_by_rule_or_by_a_narrow_tag() -> None:
     assert {window.step_min for window in job.timeline} == {0, 1, 2, 3}
 
 
-@pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
 @pytest.mark.parametrize("path", [RING, LOSS])
 def test_tshark_reads_the_same_packets(path: str) -> None:
     """Stamp, addresses, source port, opcode, QP, PSN, ECN, syndrome of each packet."""
     fields = ["frame.time_epoch", "ip.src", "ip.dst", "udp.srcport", "infiniband.bth.opcode", "infiniband.bth.destqp"]
     fields += ["infiniband.bth.psn", "ip.dsfield.ecn", "infiniband.aeth.syndrome"]
-    command = ["tshark", "-r", path, "-T", "fields", *(part for field in fields for part in ("-e", field))]
+    command = [find("tshark"), "-r", path, "-T", "fields", *(part for field in fields for part in ("-e", field))]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     seen = []
     for line in lines:

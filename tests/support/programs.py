@@ -11,7 +11,14 @@ import pytest
 
 __all__ = ["find", "run"]
 
-PACKAGES = {"promtool": "prometheus", "prometheus": "prometheus", "systemd-analyze": "systemd"}
+PACKAGES = {
+    "chromium": "chromium",
+    "mpirun": "openmpi-bin",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "systemd-analyze": "systemd",
+    "tshark": "tshark",
+}
 
 
 def find(name: str) -> str:
