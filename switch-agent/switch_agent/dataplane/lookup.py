@@ -191,7 +191,5 @@ def _datum(table: LookupTable, datum: int) -> int:
     """Return ``datum`` as a number of the table's type; raw words of a signed table are sign-extended."""
     span = 1 << table.data_bits
     if not (-(span // 2) if table.signed else 0) <= datum < span:
-        raise LookupTableError(
-            f"look-up table {table.name}: datum {datum} does not fit {table.data_bits} bits"
-        )
+        raise LookupTableError(f"look-up table {table.name}: datum {datum} does not fit {table.data_bits} bits")
     return datum - span if table.signed and datum >= span // 2 else datum

@@ -146,13 +146,9 @@ class SymphonyParams:
             if not (field == "ratio_floor" and value is None):
                 _check(field, value)
         if not isinstance(self.gate, bool):
-            raise ParameterError(
-                f"Symphony parameter gate = {self.gate!r} is not allowed: give true or false"
-            )
+            raise ParameterError(f"Symphony parameter gate = {self.gate!r} is not allowed: give true or false")
         if self.scope not in ("job", "port"):
-            raise ParameterError(
-                f"Symphony parameter scope = {self.scope!r} is not allowed: give 'job' or 'port'"
-            )
+            raise ParameterError(f"Symphony parameter scope = {self.scope!r} is not allowed: give 'job' or 'port'")
 
     @classmethod
     def variant(cls, name: str) -> SymphonyParams:
@@ -235,9 +231,7 @@ class ParamEntry:
             low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ParameterError(
-                    f"set_params field {name} = {value!r}: give an integer from {low} to {high}"
-                )
+                raise ParameterError(f"set_params field {name} = {value!r}: give an integer from {low} to {high}")
 
     @classmethod
     def from_data(cls, data: Mapping[str, int]) -> ParamEntry:

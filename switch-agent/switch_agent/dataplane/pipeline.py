@@ -108,9 +108,7 @@ def new_lookups(n_switches: int) -> Lookups:
     return Lookups(*(np.tile(row, (n_switches, 1)) for row in rows))
 
 
-def install_lookup(
-    lookups: Lookups, row: int, name: str, entries: Iterable[TernaryEntry], default: int
-) -> None:
+def install_lookup(lookups: Lookups, row: int, name: str, entries: Iterable[TernaryEntry], default: int) -> None:
     """Make switch ``row`` use ``entries`` as its table ``name``; the arrays change in place.
 
     Raises:
@@ -134,9 +132,7 @@ def _psn_bucket(word: int) -> int:
 
 
 @inlined
-def mark_threshold(
-    lut: Lookups, lut_row: int, params: npt.NDArray[np.int64], rel: int, rec: int, alpha: int
-) -> int:
+def mark_threshold(lut: Lookups, lut_row: int, params: npt.NDArray[np.int64], rel: int, rec: int, alpha: int) -> int:
     """Return 2^32 times the marking probability (eq. 1 and 4): a packet is marked if rnd < threshold.
 
     Args:

@@ -96,9 +96,7 @@ class Sizes:
 
 NO_ACTION = Action("NoAction")
 
-FORWARD = Action(
-    "Ingress.forward", (Field("port", 9), Field("port_index", 16), Field("smac", 48), Field("dmac", 48))
-)
+FORWARD = Action("Ingress.forward", (Field("port", 9), Field("port_index", 16), Field("smac", 48), Field("dmac", 48)))
 DROP = Action("Ingress.drop")
 SET_JOB = Action("Ingress.set_job", (Field("job", 16), Field("state", 16)))
 SET_PARAMS = Action(
@@ -116,9 +114,7 @@ SET_PARAMS = Action(
         Field("amax", 16),
     ),
 )
-REC_CLEAR, REC_SET, REC_MAX, REC_READ = (
-    Action(f"Ingress.a_rec_{what}") for what in ("clear", "set", "max", "read")
-)
+REC_CLEAR, REC_SET, REC_MAX, REC_READ = (Action(f"Ingress.a_rec_{what}") for what in ("clear", "set", "max", "read"))
 ALPHA_UP, ALPHA_DOWN, ALPHA_READ = (Action(f"Ingress.a_alpha_{what}") for what in ("up", "down", "read"))
 
 

@@ -88,12 +88,7 @@ class Verdict:
     def bits(self) -> int:
         """The verdict as ``pipeline.process_packet`` returns it."""
         return (
-            TRACKED
-            | AHEAD * self.ahead
-            | MARK * self.mark
-            | LAG * self.lag
-            | EXPIRED * self.expired
-            | LAST * self.last
+            TRACKED | AHEAD * self.ahead | MARK * self.mark | LAG * self.lag | EXPIRED * self.expired | LAST * self.last
         )
 
 

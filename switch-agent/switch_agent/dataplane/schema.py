@@ -134,9 +134,7 @@ def _action_specs(actions: Iterable[Action]) -> list[Json]:
 
 def _match_keys(keys: Iterable[Key], *, priority: bool) -> list[Json]:
     fields = [
-        key_json(
-            number, key.name, bytes_type(key.width), key.match.value, mandatory=False, is_slice=key.is_slice
-        )
+        key_json(number, key.name, bytes_type(key.width), key.match.value, mandatory=False, is_slice=key.is_slice)
         for number, key in enumerate(keys, 1)
     ]
     if priority:

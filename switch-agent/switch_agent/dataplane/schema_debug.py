@@ -48,8 +48,7 @@ INGRESS_INTRINSICS = (
     Header.of("ig_prsr_md", _FROM_PARSER),
     Header.of(
         "ig_dprsr_md",
-        f"drop_ctl:3 digest_type:3 resubmit_type:3 {_MIRROR.format('')} "
-        "pktgen:1 pktgen_address:14 pktgen_length:10",
+        f"drop_ctl:3 digest_type:3 resubmit_type:3 {_MIRROR.format('')} pktgen:1 pktgen_address:14 pktgen_length:10",
     ),
     Header.of(
         "ig_tm_md",
@@ -123,9 +122,7 @@ def _snapshot_cfg(name: str, hashed: Mapping[str, str]) -> Json:
             single_json(field_json(65600, "ingress_trigger_mode", mode)),
             single_json(field_json(65620, "thread", thread), mandatory=True),
             *(
-                single_json(
-                    field_json(id_, f"{gress}_capture", scalar_type("uint32"), repeated=True), read_only=True
-                )
+                single_json(field_json(id_, f"{gress}_capture", scalar_type("uint32"), repeated=True), read_only=True)
                 for id_, gress in ((65621, "ingress"), (65622, "egress"), (65623, "ghost"))
             ),
         ],
@@ -143,16 +140,11 @@ def _snapshot(name: str, hashed: str, fields: list[tuple[int, Field]]) -> Iterat
     ]
     for number, field in fields:
         trigger.append(single_json(field_json(number, f"trig.{field.name}", bytes_type(field.width))))
-        trigger.append(
-            single_json(field_json(0x8000 | number, f"trig.{field.name}_mask", bytes_type(field.width)))
-        )
+        trigger.append(single_json(field_json(0x8000 | number, f"trig.{field.name}_mask", bytes_type(field.width))))
     captured = [
-        single_json(field_json(number, field.name, bytes_type(field.width)), read_only=True)
-        for number, field in fields
+        single_json(field_json(number, field.name, bytes_type(field.width)), read_only=True) for number, field in fields
     ]
-    live = single_json(
-        field_json(65619, "valid_stages", scalar_type("uint32"), repeated=True), read_only=True
-    )
+    live = single_json(field_json(65619, "valid_stages", scalar_type("uint32"), repeated=True), read_only=True)
 
     def table(suffix: str, prefix: int, kind: str, size: int, key: Json, data: list[Json]) -> Json:
         return table_json(
@@ -167,9 +159,7 @@ def _snapshot(name: str, hashed: str, fields: list[tuple[int, Field]]) -> Iterat
 
 def _snapshot_status() -> list[Json]:
     def entry(id_: int, name: str, kind: str, default: bool | None = None, *, repeated: bool = False) -> Json:
-        return single_json(
-            field_json(id_, name, scalar_type(kind, default), repeated=repeated), read_only=True
-        )
+        return single_json(field_json(id_, name, scalar_type(kind, default), repeated=repeated), read_only=True)
 
     table_info = [
         entry(65611, "table_name", "string"),

@@ -34,9 +34,7 @@ def assert_equal(regs: Registers, expected: Registers) -> None:
 class Switch:
     """One job's state in both forms; every packet must leave them equal. The clock stands unless told."""
 
-    def __init__(
-        self, params: SymphonyParams | None = None, first_step: int = 0, time: int = 1 << 20
-    ) -> None:
+    def __init__(self, params: SymphonyParams | None = None, first_step: int = 0, time: int = 1 << 20) -> None:
         self.params = params or SymphonyParams(k=1.0, n_warmup=0, n_sample=0)
         self.now = time
         self.job = JobState(self.params, first_step)
@@ -61,9 +59,7 @@ class Switch:
         verdict = self.job.process(Packet(step, psn, last, flow, slot, self.now, 0.0))
         sport, signature = 0xC000 | step, flow << 16 | step
         entry = np.array(self.params.to_entry().values(), np.int64)
-        bits = process_packet(
-            self.regs, 0, LOOKUPS, 0, 0, entry, sport, psn, last, signature, slot, self.now, 0
-        )
+        bits = process_packet(self.regs, 0, LOOKUPS, 0, 0, entry, sport, psn, last, signature, slot, self.now, 0)
         assert bits == verdict.bits
         assert self.step_min == int(self.regs.steps_mn[0, 0]) >> 22 & 1023
         assert self.step_max == int(self.regs.steps_mx[0, 0]) >> 22 & 1023
@@ -463,9 +459,7 @@ def test_unsigned_arguments_of_a_compiled_caller_wrap_like_signed_ones() -> None
     steps, psns, times = [1023, 512, 513, 1], [0xFFFFFE, 0xFFFFFF, 0, 5], [1 << 31, (1 << 32) - 1, 3, 1 << 40]
     typed, plain = new_registers(1, 1, 1), new_registers(1, 1, 1)
     sports = np.array([0xC000 | step for step in steps], np.uint16)
-    verdict = _with_column_types(
-        typed, LOOKUPS, entry, sports, np.array(psns, np.uint32), np.array(times, np.uint64)
-    )
+    verdict = _with_column_types(typed, LOOKUPS, entry, sports, np.array(psns, np.uint32), np.array(times, np.uint64))
     for sport, psn, time in zip(sports.tolist(), psns, times, strict=True):
         expected = process_packet(plain, 0, LOOKUPS, 0, 0, entry, sport, psn, False, psn, 0, time, psn)
     assert verdict == expected

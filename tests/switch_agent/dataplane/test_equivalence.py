@@ -44,9 +44,7 @@ def drive(regs: Registers, lut: Lookups, params: Ints, columns: Ints, trace: Int
     """Run all packets; trace[i] = verdict, mn, mx, psn_rec, alpha, window start, score, count, threshold."""
     for i in range(columns.shape[0]):
         sport, psn, last, sig, slot, now, rnd = columns[i]
-        trace[i, 0] = process_packet(
-            regs, ROW, lut, 0, STATE, params, sport, psn, last != 0, sig, slot, now, rnd
-        )
+        trace[i, 0] = process_packet(regs, ROW, lut, 0, STATE, params, sport, psn, last != 0, sig, slot, now, rnd)
         trace[i, 1] = regs.steps_mn[ROW, STATE]
         trace[i, 2] = regs.steps_mx[ROW, STATE]
         trace[i, 3] = regs.psn_rec[ROW, STATE]
@@ -55,9 +53,7 @@ def drive(regs: Registers, lut: Lookups, params: Ints, columns: Ints, trace: Int
         trace[i, 6] = regs.score[ROW, STATE]
         trace[i, 7] = regs.count[ROW, STATE]
         rel = ((psn << PSN_SHIFT) - regs.flow_base[ROW, slot]) & 0xFFFFFFFF
-        trace[i, 8] = mark_threshold(
-            lut, 0, params, rel, int(regs.psn_rec[ROW, STATE]), int(regs.alpha[ROW, STATE])
-        )
+        trace[i, 8] = mark_threshold(lut, 0, params, rel, int(regs.psn_rec[ROW, STATE]), int(regs.alpha[ROW, STATE]))
 
 
 def ring_packets(rng: random.Random) -> Iterator[tuple[int, int, int, bool, int]]:
@@ -98,9 +94,7 @@ def arbitrary_packets(rng: random.Random) -> Iterator[tuple[int, int, int, bool,
         psn += rng.randrange(3)
 
 
-def make_stream(
-    source: Callable[[random.Random], Iterator[tuple[int, int, int, bool, int]]], seed: int
-) -> Stream:
+def make_stream(source: Callable[[random.Random], Iterator[tuple[int, int, int, bool, int]]], seed: int) -> Stream:
     """Return the packets of a source with times, coins and hashes."""
     rng = random.Random(seed)
     now = (1 << 32) - 2000  # the clock wraps early

@@ -83,9 +83,7 @@ def test_raw_words_and_signed_logarithms_give_the_same_array() -> None:
     """BF-Runtime hands a control plane's -1701 back as 63835."""
     table = lookup_tables()["log2_psn_rec"]
     raw = [TernaryEntry(e.value, e.mask, e.priority, e.data & 0xFFFF) for e in table.entries]
-    np.testing.assert_array_equal(
-        dense_array(table.name, raw, table.default), getattr(LOOKUPS, table.name)[0]
-    )
+    np.testing.assert_array_equal(dense_array(table.name, raw, table.default), getattr(LOOKUPS, table.name)[0])
 
 
 def test_lower_priority_number_wins_where_entries_overlap() -> None:

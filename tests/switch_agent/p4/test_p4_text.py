@@ -86,9 +86,7 @@ class P4Text:
         self.widths = {**ARCHITECTURE_WIDTHS, **{name: int(width) for width, name in aliases}}
         self.headers = tuple(
             self._struct(name, f"header {kind}")
-            for kind, name in re.findall(
-                r"(\w+)\s+(\w+);", braces(self.text, self.text.index("struct headers_t"))
-            )
+            for kind, name in re.findall(r"(\w+)\s+(\w+);", braces(self.text, self.text.index("struct headers_t")))
         )
         self.ingress_metadata = self._struct("ig_md", "struct ig_md_t")
         self.egress_metadata = self._struct("eg_md", "struct eg_md_t")
@@ -136,8 +134,7 @@ class P4Text:
     def _table(self, control: str, name: str, body: str) -> Table:
         keys = braces(body, body.index("key")) if "key = {" in body else ""
         actions = tuple(
-            self.action(control, action)
-            for action in re.findall(r"\w+", braces(body, body.index("actions = {")))
+            self.action(control, action) for action in re.findall(r"\w+", braces(body, body.index("actions = {")))
         )
         selector = re.search(r"implementation = (\w+);", body)
         size = re.search(r"\bsize = (\d+);", body)

@@ -27,9 +27,7 @@ COPIED_INPUTS = {"ig_md.flow_src": "hdr.ipv4.src", "ig_md.flow_dst": "hdr.ipv4.d
 
 def _strip(actions: tuple[Action, ...]) -> tuple[Action, ...]:
     return tuple(
-        dataclasses.replace(
-            action, params=tuple(param for param in action.params if param.name not in ADDED_PARAMS)
-        )
+        dataclasses.replace(action, params=tuple(param for param in action.params if param.name not in ADDED_PARAMS))
         for action in actions
     )
 
@@ -156,9 +154,7 @@ def test_flow_slots_must_be_a_power_of_two(slots: int) -> None:
 def test_set_params_carries_the_ten_integers_of_the_parameter_module() -> None:
     """Order, width and sign of the action data agree with params.py."""
     action = PROGRAM.table("job_params").action("Ingress.set_params")
-    assert [(field.name, (field.width, field.signed)) for field in action.params] == list(
-        PARAM_FIELDS.items()
-    )
+    assert [(field.name, (field.width, field.signed)) for field in action.params] == list(PARAM_FIELDS.items())
 
 
 def test_generated_look_up_entries_fit_their_tables() -> None:
