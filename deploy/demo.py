@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -45,10 +46,11 @@ class DemoError(Exception):
 
 
 class Stack:
-    """The programs of the testbed, each a process with a log in ``demo/logs``."""
+    """The programs of the testbed, each a process with a log in ``folder/logs``."""
 
-    def __init__(self, folder: Path, seed: int, pace: float | None) -> None:
+    def __init__(self, folder: Path, *, preset: str = "demo", seed: int = 1, pace: float | None = None) -> None:
         self.folder = folder
+        self.preset = preset
         self.seed = seed
         self.pace = pace
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -63,7 +65,7 @@ class Stack:
         testbed_file = self.folder / "testbed.yaml"
         self._spawn(
             "fabric-twin",
-            *("run", "--preset", "demo", "--seed", str(self.seed), "--verbs", str(self.folder / "verbs.sock")),
+            *("run", "--preset", self.preset, "--seed", str(self.seed), "--verbs", str(self.folder / "verbs.sock")),
             *("--bfrt-port", str(bfrt), "--http-port", str(http), "--agent-port", str(agent)),
             *("--testbed-file", str(testbed_file)),
             *(("--pace", str(self.pace)) if self.pace else ()),
@@ -94,7 +96,12 @@ class Stack:
         log = (self.folder / "logs" / f"{name}.log").open("wb")
         with log:
             self._processes[name] = subprocess.Popen(
-                [program, *args], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [program, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509  # no threads here
             )
 
     def _await(self, name: str, url: str, good: Callable[[httpx.Response], bool] | None = None) -> None:
@@ -107,6 +114,10 @@ class Stack:
                     return
             time.sleep(0.1)
         raise DemoError(f"{name} did not get ready within {START_TIMEOUT_S:.0f} s; its log: {self._log(name)}")
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """The process of a program: ``fabric-twin``, ``switch-agent-tor0``, ``host-agent``."""
+        return self._processes[name]
 
     def check(self) -> None:
         """Raise when a program has ended by itself."""
@@ -130,6 +141,11 @@ class Stack:
                     process.wait(max(0.0, deadline - time.monotonic()))
             if all(process.poll() is not None for process in self._processes.values()):
                 return
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the demo dies, even of SIGKILL (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _is_ready(answer: httpx.Response) -> bool:
@@ -368,7 +384,7 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
 def demo(folder: Path, seed: int, keep: bool, pace: float | None) -> None:
     """Run it all and write ``folder``."""
     _fresh(folder)
-    stack = Stack(folder, seed, pace)
+    stack = Stack(folder, seed=seed, pace=pace)
     with _ended_by_signals():
         try:
             with console.status(

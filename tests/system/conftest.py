@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "deploy" / "vm"))
+sys.path[:0] = [str(ROOT / "deploy" / "vm"), str(ROOT / "deploy")]
 
 from soft_roce_vm import VirtualMachine  # noqa: E402
 
