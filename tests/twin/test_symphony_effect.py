@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from twin import RingDriver  # noqa: E402
+from twin import RingDriver
 
 SEEDS = (1, 2, 3)
 STEPS = 120
