@@ -161,6 +161,7 @@ class VerbsService:
             "attach": self._attach,
             "detach": self._detach,
             "open_device": self._open_device,
+            "query_counters": self._query_counters,
             "create_cq": self._create_cq,
             "reg_mr": self._reg_mr,
             "create_qp": self._create_qp,
@@ -354,8 +355,9 @@ class VerbsService:
         if not client.attached:  # it has just detached
             self._finish_wait(client)
             return
-        timeout = client.request.timeout_ns
-        client.deadline_ps = None if timeout is None else self.fabric.now_ps + timeout * 1000
+        if client.request.timeout_ns is not None:  # counted from the time that the client has been told
+            deadline = (self.fabric.now_ns + client.request.timeout_ns) * 1000
+            client.deadline_ps = max(deadline, self.fabric.now_ps)
 
     def _finish_wait(self, client: _Client) -> None:
         assert client.request is not None
@@ -444,6 +446,9 @@ class VerbsService:
         if not 0 <= number < len(client.devices):
             raise VerbsError("EINVAL", f"no device {number} open on this connection")
         return client.devices[number]
+
+    def _query_counters(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        return dict(self.fabric.host_counters(self._device(client, args)))
 
     def _create_cq(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
         self._device(client, args)
