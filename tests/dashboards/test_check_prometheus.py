@@ -5,54 +5,22 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import prometheus_server
 import pytest
-import yaml
-from programs import find
 
 import check_prometheus
 
 if TYPE_CHECKING:
     from simulated_testbed import SimulatedTestbed
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
 SCRIPT = Path(check_prometheus.__file__)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def write_configuration(folder: Path, port: int, addresses: dict[str, str]) -> Path:
-    """The shipped configuration with other targets (and its own port), and the shipped rules."""
-    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
-    own = next(job for job in config["scrape_configs"] if job["job_name"] == "prometheus")
-    own["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
-    config["rule_files"] = [str(DEPLOY / "rules" / "*.yml")]
-    targets = {
-        "host-agents.yml": [addresses["host-agent"]],
-        "switch-agents.yml": [address for name, address in addresses.items() if name.startswith("tor")],
-        "nodes.yml": [addresses["node"]],
-    }
-    (folder / "targets").mkdir()
-    for name, hosts in targets.items():
-        (folder / "targets" / name).write_text(yaml.safe_dump([{"targets": hosts}]), encoding="utf-8")
-    file = folder / "prometheus.yml"
-    file.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return file
 
 
 @pytest.fixture
@@ -60,46 +28,11 @@ def prometheus(simulated: SimulatedTestbed, tmp_path: Path) -> Iterator[str]:
     """URL of a Prometheus that scrapes the simulated testbed as the shipped configuration says."""
     from simulated_testbed import serving
 
-    folder = tmp_path / "prometheus"
-    folder.mkdir()
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with serving(simulated) as exposition, (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                find("prometheus"),
-                f"--config.file={write_configuration(folder, port, exposition.addresses)}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--log.level=warn",
-            ],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            wait_ready(url, process, folder / "log")
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until Prometheus says that it is ready."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"prometheus ended: {log.read_text(encoding='utf-8')}"
-        try:
-            if httpx.get(f"{url}/-/ready", timeout=1).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.05)
-    pytest.fail(f"prometheus is not ready: {log.read_text(encoding='utf-8')}")
+    with (
+        serving(simulated) as exposition,
+        prometheus_server.prometheus(tmp_path / "prometheus", exposition.addresses) as url,
+    ):
+        yield url
 
 
 def ask(url: str, call: str, **arguments: str) -> Any:
@@ -158,7 +91,7 @@ def test_every_query_finds_data_in_a_prometheus_configured_as_shipped(
 
 def test_no_prometheus_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     """What happened, where, what to do."""
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{prometheus_server.free_port()}"
     assert check_prometheus.main(["--url", url]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"check_prometheus: no Prometheus answers at {url}: ")

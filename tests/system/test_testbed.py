@@ -19,10 +19,13 @@ from typing import Any
 import httpx
 import pytest
 from demo import Stack
+from prometheus_server import prometheus
 
 pytestmark = pytest.mark.system
 
-DEMO = Path(__file__).resolve().parents[2] / "deploy" / "demo.py"
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "deploy" / "demo.py"
+CHECK = ROOT / "dashboards" / "check_prometheus.py"
 BENCH = {"size": "8M", "iterations": 6, "split": "MOD 4", "payload_scale": 256}
 LONG = BENCH | {"size": "16M", "iterations": 400}
 DEADLINE_S = 120.0
@@ -161,6 +164,19 @@ def test_a_toggle_while_packets_fly_shows_within_one_register_sample(testbed: Te
     assert marks_after(testbed.sample(job)["seq"] + 2) == settled
     testbed.api.post(f"/jobs/{job}/stop").raise_for_status()
     assert testbed.ended(job)["state"] == "stopped"
+
+
+def test_every_dashboard_query_finds_data_of_a_real_run(testbed: Testbed, tmp_path: Path) -> None:
+    """The shipped Prometheus configuration scrapes the stack while a job runs; no query is invalid or empty."""
+    addresses = {"host-agent": testbed.stack.host_url.removeprefix("http://")}
+    addresses |= {s["name"]: s["url"].removeprefix("http://") for s in testbed.stack.testbed["switches"]}
+    with prometheus(tmp_path / "prometheus", addresses) as url:
+        job = testbed.start("scraped", LONG, enabled=True, variant="refined")
+        check = [sys.executable, str(CHECK), "--url", url, "--window", "5m", "--wait", "60s"]
+        done = subprocess.run(check, capture_output=True, text=True, timeout=120, check=False)
+        testbed.api.post(f"/jobs/{job}/stop").raise_for_status()
+        testbed.ended(job)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_switch_that_restarts_gets_its_jobs_back(testbed: Testbed) -> None:
