@@ -257,7 +257,7 @@ def collection_panels() -> list[timeseries.Panel]:
             ),
             Query(by_switch.format("symphony_sample_failures_total"), "{{switch}}: failed"),
             Query(by_switch.format("symphony_sample_ticks_skipped_total"), "{{switch}}: skipped"),
-            Query(by_switch.format("symphony_step_max_reset_failures_total"), "{{switch}}: not lowered"),
+            Query(by_switch.format("symphony_upkeep_failures_total"), "{{switch}}: upkeep failed"),
             Query(by_switch.format("symphony_windows_refreshed_total"), "{{switch}}: windows moved"),
             unit="ops",
         ),
