@@ -7,12 +7,13 @@ People and their scripts read the footer lines ``# Out of bounds values`` and ``
 from __future__ import annotations
 
 from ring_bench.config import Config
-from ring_bench.results import Percentiles, SizeResult, Totals
+from ring_bench.results import Percentiles, RunCounters, SizeResult, Totals
 from ring_bench.units import format_size
 from ring_bench.verbs.api import Provider
 
-__all__ = ["column_help", "footer", "preamble", "row", "row_details", "table_head"]
+__all__ = ["column_help", "counters", "footer", "preamble", "row", "row_details", "table_head"]
 
+_MOST_REMARKS = 8
 _HEAD = """\
 #
 #       size         count      type   redop    root       time   algbw   busbw  #wrong
@@ -77,6 +78,19 @@ def row_details(result: SizeResult) -> str:
     if result.step_overlap is not None:
         parts.append(f"step overlap max {result.step_overlap.max} mean {result.step_overlap.mean:.2f}")
     return "#   " + "; ".join(parts) if parts else ""
+
+
+def counters(result: RunCounters) -> str:
+    """Give comment lines on what NIC counters say against the figures; empty when they say nothing."""
+    seen = [f"{port.host} {port.device}: {'; '.join(port.remarks)}" for port in result.ports if port.remarks]
+    lines = [f"#   {line}" for line in seen[:_MOST_REMARKS]]
+    if len(seen) > _MOST_REMARKS:
+        lines.append(f"#   and {len(seen) - _MOST_REMARKS} more ports (the -J file has all)")
+    if not result.valid:
+        lines.insert(0, "# NOT CLEAN: NIC counters moved that should stand still; the times include their cost")
+    elif lines:
+        lines.insert(0, "# NIC counters:")
+    return "\n".join(lines)
 
 
 def footer(totals: Totals) -> str:

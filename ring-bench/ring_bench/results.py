@@ -24,9 +24,12 @@ __all__ = [
     "Overlap",
     "Parameters",
     "Percentiles",
+    "PortCounters",
+    "RunCounters",
     "RunResult",
     "SizeResult",
     "Totals",
+    "Verdicts",
     "Versions",
     "json_schema",
     "percentiles",
@@ -128,6 +131,39 @@ class Failure(_Model):
     status: str | None = None
 
 
+class Verdicts(_Model):
+    """What the change of counters over the run says; null: this NIC does not count it."""
+
+    flap: bool | None = Field(description="a link went down, or the driver was reloaded")
+    rnr: bool | None = Field(description="a receiver was not ready (receiver-not-ready NAKs, no buffer)")
+    loss: bool | None = Field(description="packets lost, damaged or so late that they were sent again")
+    wrong_priority: bool | None = Field(description="over 10 % of the bytes left on another priority than DSCP / 8")
+    pause: bool | None = Field(description="pause frames were sent or received; normal where PFC is on")
+
+
+class PortCounters(_Model):
+    """How the counters of one RDMA port changed from before the first to after the last step."""
+
+    host: str
+    device: str
+    port: int
+    netdev: str
+    deltas: dict[str, int] = Field(
+        description="by the kernel's names and in its units; those that did not change are left out"
+    )
+    unreadable: list[str] = Field(description="counters that could not be read")
+    verdicts: Verdicts
+    remarks: list[str] = Field(description="the evidence, for people")
+
+
+class RunCounters(_Model):
+    """The ports of all hosts of the run (of this process only, if the run failed)."""
+
+    valid: bool = Field(description="no flap, RNR, loss or wrong priority was seen: the times are those of the fabric")
+    verdicts: Verdicts = Field(description="over all ports")
+    ports: list[PortCounters]
+
+
 class Totals(_Model):
     """Over all sizes."""
 
@@ -163,6 +199,7 @@ class RunResult(_Model):
     fabric: dict[str, JsonValue] = Field(description="what the fabric says about itself")
     started_unix_s: float
     wall_s: float
+    counters: RunCounters | None = Field(description="null: the fabric has no counters, or no device was opened")
     results: list[SizeResult]
     totals: Totals
 

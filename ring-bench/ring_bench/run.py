@@ -37,6 +37,7 @@ def run_ranks(
     rendezvous: Rendezvous,
     *,
     progress: Callable[[], None] | None = None,
+    at_end: Callable[[], None] | None = None,
 ) -> None:
     """Run all ranks of this process to their end, then stay until those of all processes are finished.
 
@@ -45,6 +46,7 @@ def run_ranks(
         provider: Where completions come from; closed on return, so that no other process waits for this one.
         rendezvous: The other processes.
         progress: Called after every turn.
+        at_end: Called when all ranks of the world are finished, while the provider is still open.
 
     Raises:
         CompletionError: A completion with an error; names rank, step, QP, status and likely causes.
@@ -85,6 +87,8 @@ def run_ranks(
     except FabricGoneError:
         rendezvous.check()  # the wait was broken off because another rank failed
         raise
+    if at_end is not None:
+        at_end()
     provider.close()
 
 

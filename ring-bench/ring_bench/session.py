@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -21,7 +22,16 @@ import numpy as np
 
 from ring_bench import report
 from ring_bench.config import Config
-from ring_bench.errors import InterruptedRunError, ResultWriteError, RingBenchError, RunError, UsageError
+from ring_bench.counters import Snapshot, combine, judge
+from ring_bench.errors import (
+    FabricError,
+    InterruptedRunError,
+    ProviderError,
+    ResultWriteError,
+    RingBenchError,
+    RunError,
+    UsageError,
+)
 from ring_bench.events import EventSender
 from ring_bench.hub import Hub
 from ring_bench.launch import Placement
@@ -30,6 +40,7 @@ from ring_bench.rendezvous import Joining, LocalRendezvous, Rendezvous, TcpRende
 from ring_bench.results import (
     Failure,
     Parameters,
+    PortCounters,
     RunResult,
     SizeResult,
     Versions,
@@ -86,6 +97,10 @@ class Session:
     _sender: EventSender | None = None
     _world: World | None = None
     _failure: dict[str, Any] | None = None
+    _counters: Snapshot | None = None
+    """At the start."""
+    _ports: list[PortCounters] = field(default_factory=list)
+    """How the counters changed, once that is known."""
     _rows_shown: int = 0
     _head_shown: bool = False
     _collectives: dict[int, int] = field(default_factory=dict)
@@ -114,6 +129,7 @@ class Session:
             ranks = self._world.ranks
             records = {number: rank.record for number, rank in ranks.items()}
             complete = min(rank.complete for rank in ranks.values())
+            self._read_counters()
         rows = rows_of(self._world.plan, records, complete) if self._world is not None else []
         result = self._result(rows, sorted(records), started, time.monotonic() - clock)
         status = self._conclude(result) or status
@@ -159,7 +175,10 @@ class Session:
         )
         if self._leads:
             self.out(report.preamble(config, self._provider, world.hosts, world.plan.mtu, world.plan.segment))
-        run_ranks(world, self._provider, self._rendezvous, progress=self._progress)
+        with contextlib.suppress(FabricError):  # a fabric that has none
+            self._counters = self._provider.counters()
+        run_ranks(world, self._provider, self._rendezvous, progress=self._progress, at_end=self._read_counters)
+        self._gather_counters()
         return gather(world, self._rendezvous)
 
     def _meet(self) -> None:
@@ -181,6 +200,27 @@ class Session:
         """Give a name that all processes of this run share and no other run has: rank 0's."""
         own = f"{self.options.job}-{time.time_ns():x}-{os.getpid()}"
         return str(self._rendezvous.exchange(dict.fromkeys(self.placement.ranks, own))[0])
+
+    def _read_counters(self) -> None:
+        """See how they changed since the start. What cannot be read is left out of the result, it ends no run."""
+        if self._provider is None or self._counters is None:
+            return
+        with contextlib.suppress(ProviderError):
+            after = self._provider.counters()
+            if after is not None:
+                self._ports = judge(self._machine, self._counters, after, self.config.traffic_class)
+
+    def _gather_counters(self) -> None:
+        """Bring those of all processes together."""
+        own = [port.model_dump() for port in self._ports]
+        everyone = self._rendezvous.exchange(dict.fromkeys(self.placement.ranks, own))
+        self._ports = [PortCounters(**port) for ports in everyone.values() for port in ports]
+
+    @property
+    def _machine(self) -> str:
+        """Name of the machine whose counters these are; the twin's devices name their hosts."""
+        assert self._provider is not None
+        return "twin" if self._provider.clock == "twin" else platform.node()
 
     def _interrupt(self) -> None:
         if self._provider is not None:
@@ -291,6 +331,7 @@ class Session:
             fabric=dict(fabric.get("description", {})),
             started_unix_s=started,
             wall_s=wall_s,
+            counters=combine(self._ports),
             results=rows,
             totals=totals_of(rows),
         )
@@ -303,6 +344,8 @@ class Session:
                 self._show(row)
             if not result.complete:
                 self.out("# INCOMPLETE: " + (result.failure.message if result.failure else "stopped"))
+            if result.counters is not None and (remarks := report.counters(result.counters)):
+                self.out(remarks)
             self.out(report.footer(result.totals))
         if result.totals.wrong:
             self.err(f"ring-bench: {result.totals.wrong} elements are wrong")

@@ -61,6 +61,9 @@ class FakeTwin:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.silent = False
+        self.lost = 0
+        """What its NICs count as out of sequence."""
+        self.queries = 0
         self.version = 1
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.waiting = threading.Event()
@@ -190,6 +193,10 @@ class FakeTwin:
             "device": len(self._contexts) - 1,
             **{name: getattr(known, name) for name in known.__slots__},
         }
+
+    def do_query_counters(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        self.queries += 1
+        return {"tx_packets": 10 * self.queries, "out_of_sequence": self.lost, "rnr_nak_retry_err": 0}
 
     def do_create_cq(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
         queue = self._contexts[args["device"]].create_cq(args["cqe"])

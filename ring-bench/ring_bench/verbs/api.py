@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ring_bench.dtypes import Array
+
+if TYPE_CHECKING:
+    from ring_bench.counters import Snapshot
 
 __all__ = [
     "SUCCESS",
@@ -268,6 +271,14 @@ class Provider(Protocol):
 
         Raises:
             FabricError, FabricGoneError: See `wait`.
+        """
+        ...
+
+    def counters(self) -> Snapshot | None:
+        """Read the counters of all opened devices; None where the fabric has none.
+
+        Raises:
+            ProviderError: They cannot be read any more.
         """
         ...
 

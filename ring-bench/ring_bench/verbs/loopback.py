@@ -289,6 +289,9 @@ class LoopbackProvider:
     def flush(self) -> None:
         """Do nothing: posts take effect at once here."""
 
+    def counters(self) -> None:
+        """Nothing is counted here."""
+
     def interrupt(self) -> None:
         """Make every later wait fail."""
         self._interrupted = True

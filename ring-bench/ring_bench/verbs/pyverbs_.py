@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ring_bench.counters import Snapshot, snapshot
 from ring_bench.dtypes import Array
 from ring_bench.errors import FabricError, FabricGoneError, NoProgressError, ProviderUnavailableError
 from ring_bench.tag import SPORT_BASE, flow_label_of_sport
@@ -422,6 +423,11 @@ class PyverbsProvider:
 
     def flush(self) -> None:
         """Do nothing: everything is handed over as it is posted."""
+
+    def counters(self) -> Snapshot:
+        """Read the counters of the opened ports from sysfs and their drivers (see `Provider.counters`)."""
+        opened = self.fabric["description"]["devices"]
+        return snapshot((entry["device"], entry["port"], entry["netdev"]) for entry in opened)
 
     def interrupt(self) -> None:
         """End a wait in progress and every later one; callable from any thread."""

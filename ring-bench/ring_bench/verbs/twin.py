@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import msgpack
 import numpy as np
 
+from ring_bench.counters import Snapshot
 from ring_bench.dtypes import Array
 from ring_bench.errors import (
     FabricError,
@@ -172,6 +173,7 @@ class TwinProvider:
     def __init__(self, path: str, *, job: str, rank: int, seed: int, patience_s: float | None = None) -> None:
         self._path = path
         self._patience_s = patience_s
+        self._devices: dict[tuple[str, int], int] = {}
         self._calls: list[tuple[str, dict[str, Any]]] = []
         self._arrived: list[Completion] = []
         self._serial = 0
@@ -231,6 +233,7 @@ class TwinProvider:
             max_qp_wr=int(answer["max_qp_wr"]),
             max_cqe=int(answer["max_cqe"]),
         )
+        self._devices[attributes.name, 1] = int(answer["device"])
         return _Context(self, int(answer["device"]), attributes)
 
     def clock_ns(self) -> int:
@@ -264,6 +267,11 @@ class TwinProvider:
         """Hand over the batch; virtual time stands still (see `Provider.flush`)."""
         if self._calls:
             self._round_trip(None, _CALL_TIMEOUT_S)
+
+    def counters(self) -> Snapshot:
+        """Read the counters of the opened NICs, under the names of mlx5's (see `Provider.counters`)."""
+        read = {key: self.call("query_counters", {"device": device}) for key, device in self._devices.items()}
+        return Snapshot(read, dict.fromkeys(read, ()), {key: key[0] for key in read})
 
     def interrupt(self) -> None:
         """Break the connection from another thread, so that a wait in progress ends."""
