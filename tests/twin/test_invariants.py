@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ def test_packets_sent_are_packets_received_or_dropped(
 ) -> None:
     """Sent = received + dropped; received = accepted in order + out of sequence + duplicates + not ready."""
     net = two_racks(seed=seed, pfc=pfc, buffer_bytes=buffer, dcqcn=dcqcn, kmin=20_000, kmax=60_000)
-    qps = []
+    qps: list[tuple[int, int, int]] = []
     for src, dst, length, start in sorted(flows, key=lambda f: f[3]):
         net.run(until=start * US)
         a, b = net.pair(src, dst, timeout=8, sport=0xC000 + len(qps))
@@ -101,7 +102,8 @@ def test_nothing_that_changes_in_flight_corrupts_the_books(
             for switch in range(2):
                 fabric.set_hash_sport_mask(switch, 0xFFFF * (i % 2))
         elif action == "classify":
-            fabric.set_classifier(i % 2, (lambda _s, _d, _p, job=i: (5, job)) if i % 3 else None)
+            found = (5, i) if i % 3 else None
+            fabric.set_classifier(i % 2, functools.partial(lambda answer, *_: answer, found))
         elif action == "link":
             fabric.set_link(f"h{i}->tor{i // 4}", gbps=1.0 + 3 * (step % 4))
         elif i in ends:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -236,7 +236,15 @@ def test_a_connection_of_which_one_end_was_reset_delivers_nothing_wrong(one_swit
         net.send(a, 2 * 4096)
     net.run()
     net.fabric.reset_qp(a)
-    settings = {"mtu": 4096, "psn": 0, "ect": True, "timeout": 6, "retry_cnt": 1, "rnr_retry": 7, "rnr_timer_ps": US}
+    settings: dict[str, Any] = {
+        "mtu": 4096,
+        "psn": 0,
+        "ect": True,
+        "timeout": 6,
+        "retry_cnt": 1,
+        "rnr_retry": 7,
+        "rnr_timer_ps": US,
+    }
     net.fabric.connect(a, net.fabric.topology.hosts[1], b, sport=0xC000, **settings)
     net.send(a, 10 * 4096)
     net.send(a, 10 * 4096)

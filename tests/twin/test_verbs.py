@@ -225,7 +225,11 @@ def test_the_source_port_comes_from_the_flow_label_and_can_be_set_when_drained(r
     assert a.sport == 0xC400
     rig.hub.post_recv(b, 1)
     rig.write(left, a, right, 5000)
-    for change in (lambda: rig.hub.modify_udp_sport(a, 0xC401), lambda: rig.hub.modify_qp(a, "SQD", {})):
+    changes: list[Callable[[], None]] = [
+        lambda: rig.hub.modify_udp_sport(a, 0xC401),
+        lambda: rig.hub.modify_qp(a, "SQD", {}),
+    ]
+    for change in changes:
         with pytest.raises(VerbsError, match="still sends") as caught:
             change()
         assert caught.value.code == "EBUSY"
@@ -289,9 +293,13 @@ def test_full_queues_say_so_and_have_room_again_after_completions(rig: Rig) -> N
     for i in range(2):
         rig.hub.post_recv(b, i)
         rig.write(left, a, right, 10, wr_id=i)
-    for full in (lambda: rig.write(left, a, right, 10), lambda: rig.hub.post_recv(b, 9)):
+    too_much: list[Callable[[], None]] = [
+        lambda: rig.write(left, a, right, 10),
+        lambda: rig.hub.post_recv(b, 9),
+    ]
+    for post in too_much:
         with pytest.raises(VerbsError) as caught:
-            full()
+            post()
         assert caught.value.code == "ENOMEM"
     rig.run()
     rig.hub.post_recv(b, 3)

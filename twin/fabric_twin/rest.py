@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -68,6 +69,11 @@ def make_app(twin: Twin) -> FastAPI:
     @app.exception_handler(FabricError)
     async def not_possible(_: Request, error: FabricError) -> JSONResponse:
         return JSONResponse({"detail": str(error), "code": "invalid"}, status_code=422)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(_: Request, error: RequestValidationError) -> JSONResponse:
+        problems = [f"{'.'.join(str(word) for word in e['loc'][1:]) or 'body'}: {e['msg']}" for e in error.errors()]
+        return JSONResponse({"detail": "; ".join(problems), "code": "invalid"}, status_code=422)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

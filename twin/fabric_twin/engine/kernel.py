@@ -226,7 +226,6 @@ def _timeout(s: View, line: int, q: int, t: int) -> None:
         reached = s.qp[peer + Qp.RX_PSN]
     if s.qp[q + Qp.IS_ACTIVE] != 0 and s.qp[q + Qp.SND_NXT] == reached:
         s.qp[q + Qp.RTO_ARMED] = 0  # it paces, waits after an RNR NAK or is paused
-        _rekey(s, s.qp[q + Qp.NIC])
         return
     if reached > s.qp[q + Qp.RTO_PSN]:
         s.qp[q + Qp.RTO_PSN] = reached  # it moves: the acknowledgements in between would have restarted the timer

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: one clear line for each error, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from fabric_twin.cli import main
+
+PROGRAM = [sys.executable, "-c", "from fabric_twin.cli import main; main()"]
+
+
+def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Run the command in this process; it must exit with 1 and one line, which is returned."""
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("fabric-twin: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--preset", "huge"], "no preset 'huge'; there are demo, paper-128"),
+        (["--tors", "0"], "needs at least one ToR"),
+        (["--mtu", "20"], "has mtu 20; allowed are 256 to 9000 bytes"),
+        (["--buffer-bytes", "5"], "needs 20 packets at least"),
+        (["--host-gbps", "-1"], "not positive"),
+        (["--pace", "0"], "--pace 0.0: allowed are more than 0"),
+        (["--pace", "nan"], "--pace nan"),
+        (["--pace", "inf"], "--pace inf"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--http-port", "70000"], "--http-port 70000: allowed are 0 to 65535"),
+        (["--bfrt-port", "65533"], "--bfrt-port 65533: allowed are 0 to 65532"),
+    ],
+)
+def test_a_bad_option_is_one_line(capsys: pytest.CaptureFixture[str], args: list[str], says: str) -> None:
+    """It names the value and what is allowed."""
+    assert says in fails(capsys, "run", *args)
+
+
+def test_a_wrong_command_line_is_explained_by_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, as argparse has it."""
+    for args in ([], ["fly"], ["run", "--mtu", "big"], ["run", "--dcqcn", "fast"]):
+        with pytest.raises(SystemExit) as caught:
+            main(args)
+        assert caught.value.code == 2
+    assert "usage: fabric-twin" in capsys.readouterr().err
+
+
+def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fabrics and DCQCN sets with their numbers."""
+    main(["presets"])
+    out = capsys.readouterr().out
+    assert re.search(r"^demo +4 +32 +4 +10/10G +4096 +mlx$", out, re.MULTILINE)
+    assert re.search(r"^spec +spec +55 +0 +55 +5 +40 +200$", out, re.MULTILINE)
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    """A TCP port on which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("option", ["--http-port", "--bfrt-port"])
+def test_an_occupied_port_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str) -> None:
+    """And which option to change; the verbs socket is gone again."""
+    verbs = tmp_path / "verbs.sock"
+    with taken_port() as port:
+        ports = {"--http-port": "0", "--bfrt-port": "0", option: str(port)}
+        args = [word for pair in ports.items() for word in pair]
+        line = fails(capsys, "run", "--preset", "two-flows", "--verbs", str(verbs), *args)
+    assert f"127.0.0.1:{port}" in line
+    assert "port" in line
+    assert not verbs.exists()
+
+
+def test_a_testbed_file_that_cannot_be_written_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """And nothing is left running."""
+    file = tmp_path / "missing" / "testbed.yaml"
+    verbs = tmp_path / "verbs.sock"
+    args = ["--preset", "two-flows", "--verbs", str(verbs), "--http-port", "0", "--bfrt-port", "0"]
+    assert f"cannot write {file}" in fails(capsys, "run", *args, "--testbed-file", str(file))
+    assert not verbs.exists()
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """For whoever wants to see where it came from."""
+    with pytest.raises(SystemExit):
+        main(["--debug", "run", "--preset", "huge"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_process_and_removes_the_socket(tmp_path: Path, number: signal.Signals) -> None:
+    """A running twin serves; a second one on its socket is refused; a signal ends it with code 0."""
+    verbs, file = tmp_path / "verbs.sock", tmp_path / "testbed.yaml"
+    args = ["run", "--preset", "two-flows", "--verbs", str(verbs), "--http-port", "0", "--bfrt-port", "0"]
+    with subprocess.Popen(
+        [*PROGRAM, *args, "--testbed-file", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as twin:
+        assert twin.stdout is not None
+        try:
+            lines = []
+            for line in twin.stdout:
+                lines.append(line)
+                if "REST" in line:
+                    break
+            testbed = yaml.safe_load(file.read_text())
+            assert testbed["twin"]["verbs"] == str(verbs)
+            assert testbed["hosts"][3] == {"name": "h3", "address": "10.0.0.4", "switch": "tor0"}
+            assert testbed["switches"][0]["bfrt"] in "".join(lines)
+            answer = httpx.get(testbed["twin"]["http"] + "/api/v1/topology", timeout=30)
+            assert answer.json()["preset"] == "two-flows"
+            if number == signal.SIGINT:
+                second = subprocess.run([*PROGRAM, *args], capture_output=True, text=True, timeout=60)
+                assert second.returncode == 1
+                assert second.stderr == (
+                    f"fabric-twin: another twin listens on {verbs}; stop it or choose another --verbs path\n"
+                )
+                assert verbs.exists()
+        finally:
+            twin.send_signal(number)
+            _, err = twin.communicate(timeout=30)
+    assert (twin.returncode, err) == (0, "")
+    assert not verbs.exists()
