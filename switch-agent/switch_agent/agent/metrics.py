@@ -187,15 +187,20 @@ class AgentCollector(Collector):
                 sampler.skipped_ticks,
             ),
             (
-                "symphony_step_max_reset_failures",
-                "Rounds that could not lower step_max.",
-                sampler.reset_failures,
+                "symphony_step_max_resets",
+                "State blocks whose stale step_max was brought back to step_min.",
+                sampler.upkeep.step_max_resets,
+            ),
+            (
+                "symphony_upkeep_failures",
+                "Rounds in which step_max or a window could not be written.",
+                sampler.upkeep_failures,
             ),
             ("symphony_step_rereads", "Readings repeated because step_min was ahead of itself.", sampler.rereads),
             (
                 "symphony_windows_refreshed",
-                "Jobs whose stuck window was moved on.",
-                sampler.windows_refreshed,
+                "Jobs whose old or stuck windows were moved on.",
+                sampler.upkeep.windows_refreshed,
             ),
             ("symphony_events_dropped", "Samples that slow stream readers lost.", sampler.dropped_frames),
         )

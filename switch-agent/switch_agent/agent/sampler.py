@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background sampler: reads the registers, brings step_max back, keeps history, tells listeners.
+"""The background sampler: reads the registers, keeps history, tells listeners.
 
 Ticks lie on multiples of the interval of the wall clock, so that the agents of all switches sample together;
-``seq`` is the tick's number and the same on all of them.
-
-**What the switch cannot do alone.** ``step_max`` never falls by itself, so after each sample it is set to
-``step_min``: the next sample then shows the largest step of its own window. The register entry holds both, so
-a packet that moves step_min between the read and the write (well below a millisecond apart) is undone; the
-next packet of the slower step, or the next end of a step, puts it right. Only entries with step_max
-ahead of step_min are written.
+``seq`` is the tick's number and the same on all of them. What has to be written back now and then is in
+:mod:`switch_agent.agent.upkeep`.
 
 **A step_min that is ahead of itself.** The last packet of a flow that outpaces the others sets step_min to
 its own next step until the next packet of a slower step puts it right (``p4-findings.md`` §10), which takes
@@ -17,11 +12,6 @@ show no overlap where there is much. So when step_min has jumped by more than on
 sample, or has passed step_max while packets flow, the steps are read again until the switch's clock has
 moved on by a millisecond (or half the sampling interval has passed), and the extremes of the readings
 count.
-
-**Windows that got stuck.** The switch compares its 32-bit clock with window_start in serial arithmetic: after
-9 to 18 minutes of silence a start looks like the future, and the window would not end for minutes. When a
-job's packets increase for a second and none of its windows moves, their starts are moved by half the
-clock's circle, and the next packet ends them.
 """
 
 from __future__ import annotations
@@ -37,14 +27,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from switch_agent.agent.entries import SEED, SEED_OPPOSITE
 from switch_agent.agent.history import ROW, Frame, History
 from switch_agent.agent.sampling import Plan, Reading, SampledJob, serial_steps
 from switch_agent.agent.tables import Tables
-from switch_agent.bfrt.bulk import encode_register_updates
+from switch_agent.agent.upkeep import Upkeep, seed_behind
 from switch_agent.bfrt.client import Client
-from switch_agent.bfrt.requests import ALL_PIPES
-from switch_agent.bfrt.schema import Table
 from switch_agent.bfrt.session import Session
 from switch_agent.dataplane.constants import STEP_SHIFT, TIME_UNIT_NS
 from switch_agent.errors import BfrtError, NotReadyError, WriteError
@@ -53,11 +40,7 @@ __all__ = ["Sampler"]
 
 log = logging.getLogger(__name__)
 
-_HALF_CIRCLE: Final = np.uint32(1 << 31)
-_STUCK_S: Final = 1.0
-_STUCK_PACKETS: Final = 1000
 _QUEUE: Final = 256
-_BULK: Final = 512
 _REREAD_PAUSE_S: Final = 0.002
 _REREAD_LIMIT_S: Final = 0.05
 _SETTLED_NS: Final = 1_000_000
@@ -122,9 +105,9 @@ class Sampler:
         self.last_duration_s = 0.0
         self.failures = 0
         self.skipped_ticks = 0
-        self.reset_failures = 0
+        self.upkeep = Upkeep(lambda plan: self._plan_of == (plan.client, self._version()))
+        self.upkeep_failures = 0
         self.rereads = 0
-        self.windows_refreshed = 0
         self.dropped_frames = 0
         self.last_error: str | None = None
         self._session = session
@@ -138,11 +121,7 @@ class Sampler:
         self._generation = -1
         self._time_raw: int | None = None
         self._time_units = 0
-        self._windows: NDArray[np.uint32] | None = None
-        self._refreshed: NDArray[np.uint32] | None = None
         self._last_steps: tuple[Plan, NDArray[np.int64], NDArray[np.uint64], NDArray[np.bool_]] | None = None
-        self._moved_at: NDArray[np.float64] = np.zeros(0)
-        self._packets_then: NDArray[np.int64] = np.zeros(0, np.int64)
 
     # ------------------------------------------------------------------------------- for users
 
@@ -168,7 +147,7 @@ class Sampler:
 
     def seed(self) -> int:
         """Return a ``window_start`` that lies behind the switch's clock, as far as the clock is known."""
-        return SEED_OPPOSITE if self._time_raw is not None and self._time_raw >> 31 else SEED
+        return seed_behind(self._time_raw)
 
     def forget(self, job_id: int, history: bool) -> None:
         """Start the totals of a job afresh, and with ``history`` forget its samples.
@@ -236,7 +215,7 @@ class Sampler:
                 self.dropped_frames += 1
             queue.put_nowait(frame)
         if self._session.owned:
-            await self._maintain(plan, reading, frame)
+            await self._maintain(plan, reading)
         self.last_duration_s = time.monotonic() - started
         return frame
 
@@ -268,7 +247,6 @@ class Sampler:
             assert client.schema is not None
             self._plan = Plan(client, Tables.of(client.schema), jobs) if jobs else None
             self._plan_of = now
-            self._windows = None
         return self._plan
 
     # --------------------------------------------------------------------------------- frames
@@ -277,7 +255,7 @@ class Sampler:
         if self._generation != self._session.generation:
             self._generation = self._session.generation
             self._time_raw = None  # the switch's clock may have restarted
-            self._windows = None
+            self.upkeep.forget()
         previous = self.history.latest
         rows = np.zeros(len(plan.jobs), ROW)
         rows["job_id"] = plan.job_ids
@@ -295,12 +273,7 @@ class Sampler:
 
     def _switch_time(self, plan: Plan, reading: Reading) -> NDArray[np.int64]:
         """Unwrap the jobs' window starts into one 64-bit clock in ns; -1 where no packet was seen."""
-        cells = reading.window_cells
-        if self._refreshed is None or self._refreshed.shape != cells.shape or self._windows is None:
-            self._refreshed = np.zeros_like(cells)
-        trusted = cells != self._refreshed
-        self._refreshed[trusted] = 0
-        window, known = plan.windows(reading, trusted)
+        window, known = plan.windows(reading, self.upkeep.trusted(plan, reading.window_cells))
         if not known.any():
             return np.full(len(window), -1, np.int64)
         raw = window.astype(np.uint32)
@@ -315,77 +288,10 @@ class Sampler:
             self._time_raw = (int(anchor) + newest) & 0xFFFFFFFF
         return np.where(known, np.maximum(units, 0) * TIME_UNIT_NS, -1)
 
-    # ---------------------------------------------------------------------------- maintenance
-
-    async def _maintain(self, plan: Plan, reading: Reading, frame: Frame) -> None:
+    async def _maintain(self, plan: Plan, reading: Reading) -> None:
         try:
-            await self._lower_step_max(plan, reading)
-            await self._refresh_windows(plan, reading, frame)
+            await self.upkeep.after(plan, reading, None if self._time_raw is None else self._time_units)
         except BfrtError as error:
-            self.reset_failures += 1
-            if self.reset_failures == 1 or not isinstance(error, WriteError):
-                log.warning("step_max was not brought back: %s", error)
-
-    async def _lower_step_max(self, plan: Plan, reading: Reading) -> None:
-        low, high = reading.min_cells, reading.max_cells
-        raised = reading.live_cells & ((high - low).view(np.int32) > 0)
-        states = np.flatnonzero(raised.any(axis=1))
-        if not len(states):
-            return
-        live, low = reading.live_cells[states], low[states]
-        first = low[np.arange(len(states)), live.argmax(axis=1)]
-        alike = (~live | (low == first[:, None])).all(axis=1)
-        # Where the live pipes agree (mostly there is only one) a single write serves all of them.
-        writes = [(ALL_PIPES, plan.states[states[alike]], first[alike])]
-        for pipe in range(low.shape[1]):
-            mine = ~alike & raised[states, pipe]
-            writes.append((pipe, plan.states[states[mine]], low[mine, pipe]))
-        await self._write(
-            plan,
-            plan.tables.steps,
-            [(pipe, index, {"Ingress.steps.mn": v, "Ingress.steps.mx": v}) for pipe, index, v in writes],
-        )
-
-    async def _refresh_windows(self, plan: Plan, reading: Reading, frame: Frame) -> None:
-        cells, now = reading.window_cells, time.monotonic()
-        packets = frame.rows["packets"].astype(np.int64)
-        before, self._windows = self._windows, cells
-        if before is None or before.shape != cells.shape:
-            self._moved_at = np.full(len(packets), now)
-            self._packets_then = packets
-            return
-        moved = np.logical_or.reduceat((cells != before).any(axis=1), plan.starts)
-        self._moved_at[moved] = now
-        self._packets_then[moved] = packets[moved]
-        stuck = (now - self._moved_at > _STUCK_S) & (packets - self._packets_then > _STUCK_PACKETS)
-        if not stuck.any():
-            return
-        self._moved_at[stuck] = now
-        self._packets_then[stuck] = packets[stuck]
-        self.windows_refreshed += int(stuck.sum())
-        live = reading.live[plan.job_of_state][:, None]
-        chosen = stuck[plan.job_of_state][:, None] & (reading.live_cells | ~live)
-        assert self._refreshed is not None
-        writes = []
-        for pipe in range(cells.shape[1]):
-            mine = chosen[:, pipe]
-            value = cells[mine, pipe] ^ _HALF_CIRCLE
-            self._refreshed[mine, pipe] = value
-            writes.append((pipe, plan.states[mine], {"Ingress.window_start.f1": value}))
-        await self._write(plan, plan.tables.window_start, writes)
-
-    async def _write(
-        self,
-        plan: Plan,
-        table: Table,
-        writes: Sequence[tuple[int, NDArray[np.uint32], dict[str, NDArray[np.uint32]]]],
-    ) -> None:
-        header = plan.client.write_header().SerializeToString()
-        for pipe, index, fields in writes:
-            for start in range(0, len(index), _BULK):
-                if self._plan_of != (plan.client, self._version()):
-                    return  # the jobs changed meanwhile: these state blocks may be others' now
-                part = slice(start, start + _BULK)
-                values = {name: value[part] for name, value in fields.items()}
-                updates = encode_register_updates(table, index[part], values, pipe)
-                await plan.client.write_raw(header + updates)
+            self.upkeep_failures += 1
+            if self.upkeep_failures == 1 or not isinstance(error, WriteError):
+                log.warning("registers could not be written back: %s", error)

@@ -14,8 +14,6 @@ from switch_agent.agent.sampler import Sampler
 
 from .conftest import Bench
 
-STUCK = {"_STUCK_S": 0.0, "_STUCK_PACKETS": 10}
-
 
 def word(step: int) -> int:
     """A step register's value."""
@@ -66,20 +64,6 @@ async def test_after_the_last_packet_the_overlap_is_zero(bench: Bench) -> None:
     sample = await bench.sample()
     assert (sample["step_min"], sample["overlap"]) == (120, 0)
     assert bench.memory.registers["steps"]["mx"][0, 0] == word(119), "nothing to lower"
-
-
-async def test_step_max_is_brought_back_pipe_by_pipe(bench: Bench) -> None:
-    """Each live pipe's step_max falls to its own step_min; the next sample shows its own window only."""
-    await bench.put()
-    for pipe, low, high in ((0, 10, 14), (2, 11, 12)):
-        bench.set_register("steps", 0, pipe, mn=word(low), mx=word(high))
-        bench.set_register("window_start", 0, pipe, f1=7)
-    assert (await bench.sample())["overlap"] == 5
-    steps = bench.memory.registers["steps"]
-    assert [steps["mn"][pipe, 0] for pipe in (0, 2)] == [word(10), word(11)]
-    assert [steps["mx"][pipe, 0] for pipe in (0, 2)] == [word(10), word(11)]
-    assert steps["mn"][1, 0] == word(5), "pipes without packets keep their start value"
-    assert (await bench.sample())["overlap"] == 2
 
 
 async def test_port_scope_combines_all_blocks_of_the_job(bench: Bench) -> None:
@@ -137,41 +121,6 @@ async def test_the_switch_clock_is_unwrapped(bench: Bench) -> None:
     assert frame is not None
     assert frame.view(0)["switch_time_ns"] == 0x1_0000_0100 * 256
     assert frame.view(1)["switch_time_ns"] == 0x1_0000_0080 * 256
-
-
-async def test_a_stuck_window_is_moved_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packets without any window ending: starts move by half the circle; time does not jump with them."""
-    for name, value in STUCK.items():
-        monkeypatch.setattr(f"switch_agent.agent.sampler.{name}", value)
-    await bench.put()
-    bench.set_register("window_start", 0, 1, f1=500)
-    before = await bench.sample()
-    packets(bench, 1, 1, 5)
-    await bench.sample()
-    windows = bench.memory.registers["window_start"]["f1"]
-    assert windows[1, 0] == 500, "a few packets prove nothing"
-    packets(bench, 1, 1, 50)
-    await bench.sample()
-    assert windows[:, 0].tolist() == [0, 500 + (1 << 31), 0, 0]
-    assert bench.agent.sampler.windows_refreshed == 1
-    after = await bench.sample()
-    assert after["switch_time_ns"] in (None, before["switch_time_ns"])
-    assert after["step_min"] == before["step_min"]
-    bench.set_register("window_start", 0, 1, f1=900)
-    assert (await bench.sample())["switch_time_ns"] == 900 * 256
-
-
-async def test_a_job_that_never_got_a_window_is_helped_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start value that looks like the future to the switch's clock is replaced by the opposite one."""
-    for name, value in STUCK.items():
-        monkeypatch.setattr(f"switch_agent.agent.sampler.{name}", value)
-    await bench.put()
-    await bench.sample()
-    packets(bench, 1, 1, 50)
-    sample = await bench.sample()
-    assert bench.memory.registers["window_start"]["f1"][:, 0].tolist() == [1 << 31] * 4
-    assert sample["live_pipes"] == []
-    assert (await bench.sample())["live_pipes"] == [], "a value that we wrote is no packet"
 
 
 async def test_new_jobs_start_their_window_behind_a_known_clock(bench: Bench) -> None:
