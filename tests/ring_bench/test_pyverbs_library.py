@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """What of the pyverbs provider can be said without a device; tests/system runs the rest on real soft-RoCE."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import numpy as np
 
 from ring_bench.counters import Snapshot, snapshot
 from ring_bench.dtypes import Array
-from ring_bench.errors import FabricError, FabricGoneError, NoProgressError, ProviderUnavailableError
+from ring_bench.errors import FabricError, FabricGoneError, NoProgressError
 from ring_bench.tag import SPORT_BASE, flow_label_of_sport
 from ring_bench.verbs.api import (
     SUCCESS,
@@ -39,7 +39,7 @@ from ring_bench.verbs.api import (
     QpState,
 )
 from ring_bench.verbs.pyverbs_library import MASKS, explain_modify, load_pyverbs, refusals
-from ring_bench.verbs.rdma_sysfs import Gid, choose_gid, driver_of, gid_table, rate_gbps
+from ring_bench.verbs.rdma_sysfs import Gid, choose_gid, device_names, driver_of, rate_gbps
 
 __all__ = ["PyverbsProvider"]
 
@@ -309,7 +309,7 @@ class _Context:
         with contextlib.suppress(self.lib.PyverbsError):
             if self._context.query_gid(gid.port, gid.index).gid == gid.gid:
                 return
-        for other in gid_table(gid.device):
+        for other in _gid_table(self.lib, self._context, gid.device):
             if (other.port, other.gid, other.kind) == (gid.port, gid.gid, gid.kind):
                 self.gid = other
                 return
@@ -364,8 +364,14 @@ class PyverbsProvider:
         Raises:
             ProviderUnavailableError: There is none, or it has no usable GID, or it cannot be opened.
         """
-        gid = choose_gid(host)
-        context = self.keep(self._open(gid.device))
+        with contextlib.ExitStack() as others:
+            contexts, problems = self._open_all(others)
+
+            def gids_of(name: str) -> list[Gid]:
+                return _gid_table(self.lib, contexts[name], name)
+
+            gid = choose_gid(host, list(contexts), gids_of, problems, [name for _, name in socket.if_nameindex()])
+        context = self.keep(self.lib.Context(name=gid.device))
         driver = driver_of(gid.device)
         with refusals(self.lib, f"a protection domain on {gid.device}"):
             opened = _Context(self, context, self.keep(self.lib.PD(context)), gid, driver)
@@ -451,24 +457,32 @@ class PyverbsProvider:
         self.queues[queue.handle] = queue
         return queue
 
-    def _open(self, device: str) -> Any:
+    def _open_all(self, stack: contextlib.ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
+        """Open every device for as long as the stack lives; give the contexts, and why there is none of the others."""
         lib = self.lib
         try:
-            names = [entry.name.decode() for entry in lib.get_device_list()]
+            known = [entry.name.decode() for entry in lib.get_device_list()]
         except lib.PyverbsError:  # raised where there is no device at all
-            names = []
-        if device not in names:
-            raise ProviderUnavailableError(
-                f"the kernel has the RDMA device {device}, but libibverbs does not know it: install its user-space "
-                "driver (Debian: ibverbs-providers), and in a container map /dev/infiniband"
-            )
-        try:
-            return lib.Context(name=device)
-        except lib.PyverbsError as error:
-            raise ProviderUnavailableError(
-                f"RDMA device {device} cannot be opened ({error}): this process needs read and write permission on "
-                "its /dev/infiniband/uverbs* (container: --device /dev/infiniband; systemd: PrivateDevices=no)"
-            ) from error
+            known = []
+        contexts: dict[str, Any] = {}
+        problems: dict[str, str] = {}
+        for name in device_names():
+            if name not in known:
+                problems[name] = (
+                    "is known to the kernel but not to libibverbs: install its user-space driver (Debian: "
+                    "ibverbs-providers), and in a container map /dev/infiniband"
+                )
+                continue
+            try:
+                contexts[name] = lib.Context(name=name)
+            except lib.PyverbsError as error:
+                problems[name] = (
+                    f"cannot be opened ({error}): this process needs read and write permission on its "
+                    "/dev/infiniband/uverbs* (container: --device /dev/infiniband; systemd: PrivateDevices=no)"
+                )
+            else:
+                stack.callback(contexts[name].close)
+        return contexts, problems
 
     def _poll(self) -> list[Completion]:
         lib = self.lib
@@ -498,6 +512,32 @@ class PyverbsProvider:
                     )
                 )
         return completions
+
+
+def _gid_table(lib: Any, context: Any, device: str) -> list[Gid]:
+    """Read the GID tables of all ports of a device; empty slots are not in them."""
+    enums = lib.enums
+    kinds = {
+        enums.IBV_GID_TYPE_IB: "InfiniBand",
+        enums.IBV_GID_TYPE_ROCE_V1: "IB/RoCE v1",
+        enums.IBV_GID_TYPE_ROCE_V2: "RoCE v2",
+    }
+    ports = range(1, context.query_device().phys_port_cnt + 1)
+    state = {port: context.query_port(port) for port in ports}
+    entries = context.query_gid_table(sum(attributes.gid_tbl_len for attributes in state.values()))
+    netdevs = dict(socket.if_nameindex())
+    return [
+        Gid(
+            device=device,
+            port=entry.port_num,
+            index=entry.gid_index,
+            gid=entry.gid_str(),
+            kind=kinds.get(entry.gid_type, f"{entry.gid_type}"),
+            netdev=netdevs.get(entry.ndev_ifindex, f"number {entry.ndev_ifindex}") if entry.ndev_ifindex else "",
+            active=state[entry.port_num].state == enums.IBV_PORT_ACTIVE,
+        )
+        for entry in entries
+    ]
 
 
 def _raise_memlock() -> None:

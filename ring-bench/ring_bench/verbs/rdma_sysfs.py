@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Gid:
 
 
 def device_names(root: Path = SYSFS) -> list[str]:
-    """Give the names of all RDMA devices, rxe2 before rxe10; empty without any."""
+    """Give the names of all RDMA devices that the kernel has, rxe2 before rxe10; empty without any."""
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
     return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
@@ -74,10 +74,11 @@ def gid_table(device: str, root: Path = SYSFS) -> list[Gid]:
         active = "ACTIVE" in _read(port / "state")
         for slot in _numbered(port / "gids"):
             gid = _read(slot)
+            if not gid.strip("0:"):
+                continue
             kind = _read(port / "gid_attrs" / "types" / slot.name)
-            if kind and gid.strip("0:"):
-                netdev = _read(port / "gid_attrs" / "ndevs" / slot.name)
-                table.append(Gid(device, int(port.name), int(slot.name), gid, kind, netdev, active))
+            netdev = _read(port / "gid_attrs" / "ndevs" / slot.name)
+            table.append(Gid(device, int(port.name), int(slot.name), gid, kind, netdev, active))
     return table
 
 
@@ -101,48 +102,51 @@ def rejection(gid: Gid, netdevs: Collection[str]) -> str | None:
     return None
 
 
-def choose_gid(host: str | int, root: Path = SYSFS, netdevs: Collection[str] | None = None) -> Gid:
+def choose_gid(
+    host: str | int,
+    names: Sequence[str],
+    gids_of: Callable[[str], Sequence[Gid]],
+    problems: Mapping[str, str],
+    netdevs: Collection[str],
+) -> Gid:
     """Find the device and GID that stand for a host.
 
     Args:
         host: Name of an RDMA device or network device, an IP address of this machine, or a host name with such an
             address. A number r (rank r without ``--hosts``): the r-th usable device, counted round. Where a device
             has several usable GIDs, IPv4 goes before IPv6 and low index before high.
-        root: Where the devices are.
-        netdevs: Network devices of this network namespace; by default asked from the kernel.
+        names: Devices that can be asked.
+        gids_of: Gives a device's GID table.
+        problems: Devices that cannot be asked, and why not.
+        netdevs: Network devices of this process's network namespace.
 
     Raises:
         ProviderUnavailableError: No device, or no usable GID; says why each one was rejected.
     """
-    names = device_names(root)
-    if not names:
+    if not names and not problems:
         raise ProviderUnavailableError(
             "this machine has no RDMA device: load the NIC's driver (mlx5_ib), or make a soft-RoCE device "
             "(rdma link add rxe0 type rxe netdev eth0)"
         )
-    if netdevs is None:
-        netdevs = {name for _, name in socket.if_nameindex()}
-    table = [gid for name in names for gid in gid_table(name, root)]
-    usable = sorted(
-        (gid for gid in table if rejection(gid, netdevs) is None), key=lambda gid: (gid.address.version, gid.index)
-    )
+    if host in problems:
+        raise ProviderUnavailableError(f"RDMA device {host} {problems[str(host)]}")
+    table = [gid for name in ([host] if host in names else names) for gid in gids_of(str(name))]
     if isinstance(host, int):
-        devices = [name for name in names if any(gid.device == name for gid in usable)]
-        chosen = [gid for gid in usable if devices and gid.device == devices[host % len(devices)]]
-        wanted = table
+        devices = [
+            name for name in names if any(gid.device == name and rejection(gid, netdevs) is None for gid in table)
+        ]
+        wanted = [gid for gid in table if gid.device == devices[host % len(devices)]] if devices else table
     else:
-        wanted = _meant_by(host, names, table)
-        chosen = [gid for gid in usable if gid in wanted]
-    if chosen:
-        return chosen[0]
+        wanted = table if host in names else _meant_by(host, names, table, problems)
+    usable = [gid for gid in wanted if rejection(gid, netdevs) is None]
+    if usable:
+        return min(usable, key=lambda gid: (gid.address.version, gid.index))
     rows = "; ".join(f"{gid.device} GID {gid.index} {gid.address}: {rejection(gid, netdevs)}" for gid in wanted)
     rows = rows or "its GID table is empty, give its network device an address"
-    raise ProviderUnavailableError(f"no usable RoCE v2 address for host {host}: {rows}")
+    raise ProviderUnavailableError(f"no usable RoCE v2 address for host {host}: {rows}{_listed(problems)}")
 
 
-def _meant_by(host: str, names: Sequence[str], table: Sequence[Gid]) -> list[Gid]:
-    if host in names:
-        return [gid for gid in table if gid.device == host]
+def _meant_by(host: str, names: Sequence[str], table: Sequence[Gid], problems: Mapping[str, str]) -> list[Gid]:
     if by_netdev := [gid for gid in table if gid.netdev == host]:
         return by_netdev
     try:
@@ -152,15 +156,15 @@ def _meant_by(host: str, names: Sequence[str], table: Sequence[Gid]) -> list[Gid
     if by_address := [gid for gid in table if gid.address in resolved]:
         return by_address
     addresses = ", ".join(f"{gid.address} ({gid.device})" for gid in table)
-    meaning = (
-        f"has the address {', '.join(map(str, sorted(resolved, key=str)))}, which"
-        if resolved
-        else "resolves to no address and"
-    )
+    known = f"has the address {', '.join(sorted(map(str, resolved)))}, which" if resolved else "has no address and"
     raise ProviderUnavailableError(
-        f"host {host} {meaning} is no RDMA device of this machine: there are {', '.join(names)} "
-        f"with addresses {addresses or 'none'}; --hosts takes their names or addresses"
+        f"host {host} {known} is no RDMA device of this machine: there are {', '.join(names) or 'none'} "
+        f"with addresses {addresses or 'none'}; --hosts takes their names or addresses{_listed(problems)}"
     )
+
+
+def _listed(problems: Mapping[str, str]) -> str:
+    return "".join(f"; {name} {problem}" for name, problem in problems.items())
 
 
 def _numbered(folder: Path) -> list[Path]:
