@@ -30,6 +30,11 @@ _DEFAULT_SOCKET = "/tmp/fabric-twin/verbs.sock"  # noqa: S108 (where fabric-twin
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; leaves with 0, 1 (failed or wrong values), 2 (usage) or 128 + signal."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["doctor"]:
+        from ring_bench.doctor.cli import main as examine
+
+        sys.exit(examine(arguments[1:]))
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.print_schema:
@@ -151,7 +156,8 @@ def _seconds(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ring-bench",
-        description="Ring AllReduce over RDMA writes whose UDP source port carries job and step.",
+        description="Ring AllReduce over RDMA writes whose UDP source port carries job and step. "
+        "'ring-bench doctor' finds out what on this machine stands against it.",
         epilog=report.column_help(),
         allow_abbrev=False,
     )

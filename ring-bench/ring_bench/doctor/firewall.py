@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the packet filter let RoCE through? A packet to UDP port 4791 is taken through the rules, by reading them.
+
+Rules of nftables and iptables are both brought to one small form. A rule whose conditions all hold for such a packet
+decides; one with conditions that are not understood here (addresses, interfaces) only may. To connection tracking the
+packet is new: the two directions of a RoCE connection have different source ports, so neither answers the other.
+Hardware NICs send and receive RoCE past the packet filter; soft-RoCE goes through it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
+from ring_bench.doctor.options import Examination
+
+__all__ = ["ROCE_PORT", "Chain", "Rule", "check_firewall", "from_iptables", "from_nft", "verdict"]
+
+ROCE_PORT = 4791
+
+_YES, _NO, _MAYBE = "yes", "no", "maybe"
+_DEEPEST = 15
+_HOOKS = ("prerouting", "input", "output", "postrouting")
+
+
+@dataclass
+class Rule:
+    """A rule, as far as it matters for a RoCEv2 packet."""
+
+    text: str
+    matches: str
+    """"yes": every packet to the port; "no": none; "maybe": some."""
+    action: str
+    """"accept", "drop" (reject too), "jump", "return" or "" (it only counts or logs)."""
+    target: str = ""
+    """Chain to jump to."""
+
+
+@dataclass
+class Chain:
+    """A chain; one with a hook is where packets begin."""
+
+    name: str
+    hook: str = ""
+    policy: str = "accept"
+    rules: list[Rule] = field(default_factory=list)
+
+
+def check_firewall(on: Examination) -> Iterator[Finding]:
+    """Is UDP port 4791 open in both directions?"""
+    machine = on.machine
+    tables: list[tuple[str, dict[str, Chain]]] = []
+    ruleset = machine.json("nft", "-j", "list", "ruleset")
+    if isinstance(ruleset, dict):
+        tables += [(f"nft table {name}", chains) for name, chains in from_nft(ruleset).items()]
+    for program in ("iptables-save", "ip6tables-save"):
+        output = machine.run(program, "-t", "filter")
+        if output.status == 0:
+            tables.append((program.removesuffix("-save"), from_iptables(output.text)))
+    if not tables and ruleset is None:
+        yield unknown(
+            "firewall",
+            "",
+            "neither nft nor iptables-save can list the rules here",
+            "run as root with nftables installed, or try it: --probe",
+        )
+        return
+    found = [
+        (answer, f"{title}, chain {chain.name}: {reason}")
+        for title, chains in tables
+        for chain in chains.values()
+        if chain.hook in _HOOKS
+        for answer, reason in (verdict(chain, chains),)
+        if answer != "accept"
+    ]
+    fix = (
+        f"nft insert rule inet filter input udp dport {ROCE_PORT} accept, "
+        f"or iptables -I INPUT -p udp --dport {ROCE_PORT} -j ACCEPT; likewise for output"
+    )
+    software = any(port.software for port in on.ports) or not on.ports
+    for answer, evidence in dict.fromkeys(found):
+        if answer == "drop" and software:
+            yield error("firewall", "", f"RoCE (UDP port {ROCE_PORT}) is dropped: {evidence}", fix)
+        elif answer == "drop":
+            yield warning(
+                "firewall", "", f"{evidence}; RoCE of a hardware NIC passes by, but see to switch ACLs likewise", fix
+            )
+        else:
+            yield warning("firewall", "", f"RoCE may be dropped, on a condition not understood here: {evidence}", fix)
+    if not found:
+        yield fine("firewall", "", f"UDP port {ROCE_PORT} passes {len(tables)} rule tables")
+
+
+def verdict(chain: Chain, chains: dict[str, Chain], depth: int = 0) -> tuple[str, str]:
+    """Take a packet through a chain.
+
+    Returns:
+        "accept", "drop", "maybe" or (in chains that are jumped to) "return", and the rule or policy that did it.
+    """
+    doubt = ""
+    spared = False
+    for rule in chain.rules:
+        if rule.matches == _NO:
+            continue
+        action, reason = rule.action, rule.text
+        if action == "return" and rule.matches == _YES:
+            break
+        if action == "jump":
+            if depth > _DEEPEST or rule.target not in chains:
+                continue
+            action, reason = verdict(chains[rule.target], chains, depth + 1)
+        if action == "maybe" or (action == "drop" and rule.matches == _MAYBE):
+            doubt = doubt or reason
+        elif action == "accept" and rule.matches == _MAYBE:
+            spared = True
+        elif action in ("accept", "drop"):
+            if action == "drop" and spared:
+                return "maybe", reason
+            return ("maybe", doubt) if action == "accept" and doubt else (action, reason)
+    if chain.hook and chain.policy == "drop":
+        return "maybe" if spared else "drop", "policy drop"
+    return ("maybe", doubt) if doubt else ("accept" if chain.hook else "return", "")
+
+
+def from_nft(ruleset: dict[str, Any]) -> dict[str, dict[str, Chain]]:
+    """Read what ``nft -j list ruleset`` prints; chains by table."""
+    tables: dict[str, dict[str, Chain]] = {}
+    sets: dict[tuple[str, str], Any] = {}
+    for item in ruleset.get("nftables", []):
+        (kind, body), *_ = item.items()
+        where = f"{body.get('family')} {body.get('table')}" if isinstance(body, dict) else ""
+        if kind == "set":
+            sets[where, f"@{body['name']}"] = {"set": body.get("elem", [])}
+        elif kind == "chain":
+            chain = Chain(body["name"], body.get("hook", ""), body.get("policy", "accept"))
+            tables.setdefault(where, {})[body["name"]] = chain
+    for item in ruleset.get("nftables", []):
+        rule = item.get("rule")
+        if rule is None or rule.get("family") not in ("ip", "ip6", "inet"):
+            continue
+        where = f"{rule['family']} {rule['table']}"
+        if rule["chain"] in tables.get(where, {}):
+            tables[where][rule["chain"]].rules.append(_nft_rule(rule.get("expr", []), where, sets))
+    return tables
+
+
+def from_iptables(text: str) -> dict[str, Chain]:
+    """Read what ``iptables-save`` prints of a table."""
+    chains: dict[str, Chain] = {}
+    for line in text.splitlines():
+        if line.startswith(":"):
+            name, policy, *_ = line[1:].split()
+            hook = {"INPUT": "input", "OUTPUT": "output"}.get(name, "")
+            chains[name] = Chain(name, hook, "drop" if policy == "DROP" else "accept")
+        elif line.startswith("-A "):
+            words = shlex.split(line)
+            if words[1] in chains:
+                chains[words[1]].rules.append(_iptables_rule(line, words[2:]))
+    return chains
+
+
+def _nft_rule(expressions: Sequence[dict[str, Any]], where: str, sets: dict[tuple[str, str], Any]) -> Rule:
+    matches, action, target, words = _YES, "", "", []
+    for expression in expressions:
+        (kind, body), *_ = expression.items()
+        if kind == "match":
+            holds, text = _nft_match(body, where, sets)
+            matches = _and(matches, holds)
+            words.append(text)
+        elif kind in ("accept", "drop", "reject", "return"):
+            action = "drop" if kind == "reject" else kind
+            words.append(kind)
+        elif kind in ("jump", "goto"):
+            action, target = "jump", body["target"]
+            words.append(f"{kind} {target}")
+        elif kind in ("counter", "log"):
+            continue
+        else:  # limits, maps and what else may come
+            matches = _and(matches, _MAYBE)
+            words.append(kind)
+    return Rule(" ".join(words), matches, action, target)
+
+
+def _nft_match(body: dict[str, Any], where: str, sets: dict[tuple[str, str], Any]) -> tuple[str, str]:
+    left, right = body.get("left"), body.get("right")
+    right = sets.get((where, right), right) if isinstance(right, str) else right
+    payload = left.get("payload", {}) if isinstance(left, dict) else {}
+    meta = left.get("meta", {}).get("key") if isinstance(left, dict) and isinstance(left.get("meta"), dict) else None
+    protocol, name = payload.get("protocol"), payload.get("field")
+    if protocol in ("udp", "th") and name == "dport":
+        holds, text = (_YES if _contains(right, ROCE_PORT) else _NO), f"{protocol} dport {_show(right)}"
+    elif protocol in ("tcp", "icmp", "icmpv6", "sctp", "dccp"):
+        holds, text = _NO, str(protocol)
+    elif meta == "l4proto" or (protocol, name) in (("ip", "protocol"), ("ip6", "nexthdr")):
+        holds, text = (_YES if _contains(right, "udp") or _contains(right, 17) else _NO), f"protocol {_show(right)}"
+    elif isinstance(left, dict) and left.get("ct", {}).get("key") == "state":
+        holds, text = (_YES if _contains(right, "new") else _NO), f"ct state {_show(right)}"
+    elif meta in ("iif", "iifname", "oif", "oifname") and right == "lo":
+        holds, text = _NO, f"{meta} lo"
+    else:
+        return _MAYBE, "a condition on " + (meta or name or next(iter(left or {"?": 0}), "?"))
+    if body.get("op") == "!=" and holds != _MAYBE:
+        holds, text = (_NO if holds == _YES else _YES), f"not {text}"
+    return holds, text
+
+
+def _contains(right: Any, wanted: int | str) -> bool:
+    if isinstance(right, dict) and "set" in right:
+        return any(_contains(element, wanted) for element in right["set"])
+    if isinstance(right, dict) and "elem" in right:
+        return _contains(right["elem"].get("val"), wanted)
+    if isinstance(right, dict) and "range" in right:
+        low, high = right["range"]
+        return isinstance(low, int) and isinstance(wanted, int) and low <= wanted <= high
+    if isinstance(right, list):
+        return any(_contains(element, wanted) for element in right)
+    return bool(right == wanted)
+
+
+def _show(right: Any) -> str:
+    if isinstance(right, dict) and "range" in right:
+        return "-".join(map(str, right["range"]))
+    if isinstance(right, dict) and "set" in right:
+        return "{" + ",".join(_show(element) for element in right["set"]) + "}"
+    return str(right)
+
+
+def _iptables_rule(text: str, words: Sequence[str]) -> Rule:
+    matches, action, target = _YES, "", ""
+    inverted = False
+    options = iter(words)
+    for word in options:
+        if word == "!":
+            inverted = True
+            continue
+        if word in ("-j", "-g"):
+            target = next(options)
+            action = {"ACCEPT": "accept", "DROP": "drop", "REJECT": "drop", "RETURN": "return", "LOG": ""}.get(
+                target, "jump"
+            )
+            break
+        if word == "-m":
+            if next(options) not in ("udp", "multiport", "comment", "state", "conntrack"):
+                matches = _and(matches, _MAYBE)
+        elif word in ("--state", "--ctstate"):
+            matches = _and(matches, _flip("NEW" in next(options).split(","), inverted))
+        elif word in ("-i", "-o"):
+            name = next(options)
+            matches = _and(matches, _flip(False, inverted) if name == "lo" else _MAYBE)
+        elif word == "-p":
+            matches = _and(matches, _flip(next(options) in ("udp", "17", "all", "0"), inverted))
+        elif word in ("--dport", "--dports", "--destination-port", "--destination-ports"):
+            matches = _and(matches, _flip(_in_ports(next(options)), inverted))
+        elif word == "--comment":
+            next(options)
+        elif word.startswith("-"):
+            matches = _and(matches, _MAYBE)
+        inverted = False
+    return Rule(text, matches, action, target)
+
+
+def _in_ports(text: str) -> bool:
+    for part in text.split(","):
+        low, _, high = part.partition(":")
+        if low.isdigit() and int(low) <= ROCE_PORT <= int(high or low):
+            return True
+    return False
+
+
+def _flip(holds: bool, inverted: bool) -> str:
+    return _YES if holds is not inverted else _NO
+
+
+def _and(one: str, other: str) -> str:
+    if _NO in (one, other):
+        return _NO
+    return _MAYBE if _MAYBE in (one, other) else _YES

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host around the NIC: CPUs near it, their clock rate, the wall clock, and who may reach the switch's server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ring_bench.doctor.findings import Finding, fine, unknown, warning
+from ring_bench.doctor.machine import Machine
+from ring_bench.doctor.options import Examination
+
+__all__ = ["check_clock", "check_cpus", "check_exposure", "parse_cpus"]
+
+BFRT_PORT = 50052
+_LISTEN = "0A"
+_LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+def check_cpus(on: Examination) -> Iterator[Finding]:
+    """May this process run where the NIC is, on more than one CPU, at full speed?"""
+    machine = on.machine
+    status = machine.read(machine.proc / "self/status") or ""
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
+    allowed = parse_cpus(match[1]) if match else set()
+    for port in on.hardware:
+        device = machine.infiniband / port.device / "device"
+        node = machine.number(device / "numa_node")
+        near = parse_cpus(machine.read(device / "local_cpulist") or "")
+        if node is None or node < 0 or not near or not allowed:
+            yield unknown("numa", port.name, "the kernel names no NUMA node", "see lstopo")
+            continue
+        there, here = machine.read(device / "local_cpulist"), match[1] if match else "?"
+        evidence = f"on NUMA node {node} (CPUs {there}); this process may use {here}"
+        if not allowed & near:
+            yield warning(
+                "numa",
+                port.name,
+                f"{evidence}: every access crosses nodes",
+                f"numactl --cpunodebind={node}, as a set of CPUs",
+            )
+        else:
+            yield fine("numa", port.name, evidence)
+    if len(allowed) == 1 and on.hardware:
+        yield warning(
+            "affinity",
+            "",
+            f"this process is bound to CPU {min(allowed)} alone; ranks bound to one CPU stall each other",
+            "distinct CPUs per local rank, not CPU 0 (mpirun --bind-to core, taskset)",
+        )
+    governors = {
+        machine.read(machine.sys / "devices/system/cpu" / f"cpu{cpu}" / "cpufreq/scaling_governor") for cpu in allowed
+    } - {None}
+    if governors - {"performance"}:
+        yield warning(
+            "governor",
+            "",
+            f"CPU frequency governor {', '.join(sorted(map(str, governors)))}",
+            "cpupower frequency-set -g performance",
+        )
+
+
+def check_clock(on: Examination) -> Iterator[Finding]:
+    """Is the wall clock kept? Switch samples are placed on the hosts' time by it."""
+    tracking = on.machine.run("chronyc", "-c", "tracking")
+    if tracking.status == 0 and len(fields := tracking.text.strip().split(",")) > 11:
+        offset_us, bound_us = (1e6 * abs(float(fields[index])) for index in (4, 11))
+        evidence = f"chrony: {offset_us:.0f} us off {fields[1] or fields[0]}, root dispersion {bound_us:.0f} us"
+        yield fine("clock", "", evidence)
+        return
+    answer = on.machine.run("timedatectl", "show", "-p", "NTPSynchronized", "--value").text.strip()
+    if answer == "yes":
+        yield fine("clock", "", "synchronised by NTP (systemd); steps of a few us need PTP")
+    elif answer == "no":
+        yield warning(
+            "clock",
+            "",
+            "the wall clock is not synchronised: switch samples cannot be placed beside the hosts' steps",
+            "install chrony, or ptp4l and phc2sys where the NICs do PTP",
+        )
+    else:
+        yield unknown("clock", "", "neither chronyc nor timedatectl tells", "install chrony")
+
+
+def check_exposure(on: Examination) -> Iterator[Finding]:
+    """Does a BF-Runtime server here listen for more than this machine? It has no authentication."""
+    open_to_all = [address for address in _listeners(on.machine, BFRT_PORT) if address not in _LOOPBACK]
+    if open_to_all:
+        yield warning(
+            "bfrt-exposed",
+            "",
+            f"TCP port {BFRT_PORT} (BF-Runtime, without authentication) listens beyond loopback",
+            "let bf_switchd serve it on 127.0.0.1 only, or a firewall; switch-agent runs on the switch itself",
+        )
+
+
+def parse_cpus(text: str) -> set[int]:
+    """Read a kernel list of CPUs: "0-3,8"."""
+    found: set[int] = set()
+    for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found.update(range(int(low), int(high or low) + 1))
+    return found
+
+
+def _listeners(machine: Machine, port: int) -> list[str]:
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in (machine.read(machine.proc / "self/net" / table) or "").splitlines()[1:]:
+            fields = line.split()
+            address, _, number = fields[1].partition(":")
+            if fields[3] == _LISTEN and int(number, 16) == port:
+                found.append(address)
+    return found

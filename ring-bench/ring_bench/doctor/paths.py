@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to the peers: names, routes, neighbours, MTUs, one-subnet traps. Only ring edges are looked at."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
+from ring_bench.doctor.machine import Address, Machine, Port
+from ring_bench.doctor.options import Examination
+
+__all__ = ["Edge", "check_mtu", "check_peers", "check_routes", "check_subnets", "local_edges"]
+
+ROCE_HEADERS = 64
+"""Bytes around the payload within the L3 MTU: IPv4 20, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4."""
+_NEIGHBOUR_WAIT_S = 1.0
+_GOOD_NEIGHBOUR = {"PERMANENT", "REACHABLE", "STALE", "DELAY", "PROBE", "NOARP"}
+
+
+class Edge(NamedTuple):
+    """A ring edge that leaves this machine."""
+
+    source: Address
+    port: Port
+    target: Address
+
+    @property
+    def name(self) -> str:
+        """As findings name it."""
+        return f"{self.source} -> {self.target}"
+
+
+def local_edges(on: Examination) -> list[Edge]:
+    """Give the edges of the ring of peers, in both directions, whose source is a port of this machine."""
+    ring = [address for addresses in (_resolve(peer) for peer in on.options.peers) for address in addresses[:1]]
+    if len(ring) < 2:
+        return []
+    found = {}
+    for one, other in pairwise([*ring, ring[0]]):
+        for source, target in ((one, other), (other, one)):  # acknowledgements and credits take the way back
+            port = on.machine.port_of(source)
+            if port is not None and source != target:
+                found[source, target] = Edge(source, port, target)
+    return list(found.values())
+
+
+def check_peers(on: Examination) -> Iterator[Finding]:
+    """Do the peers' names mean one RoCE address each, and is one of them this machine?"""
+    peers = on.options.peers
+    if not peers:
+        return
+    seen: dict[Address, str] = {}
+    for peer in peers:
+        addresses = _resolve(peer)
+        if not addresses:
+            yield error("peers", peer, "resolves to no address", "give the address of its RoCE port")
+            continue
+        address = addresses[0]
+        if address.is_loopback or address.is_link_local:
+            kind = "a loopback" if address.is_loopback else "a link-local"
+            yield error("peers", peer, f"is {address}, {kind} address", "give the address of its RoCE port")
+        elif address in seen:
+            yield error("peers", peer, f"is {address}, as {seen[address]} is", "each rank has an address of its own")
+        elif len(addresses) > 1:
+            listed = ", ".join(map(str, addresses))
+            yield warning("peers", peer, f"has several addresses: {listed}", "name the one of its RoCE port")
+        seen.setdefault(address, peer)
+    here = [str(address) for address in seen if on.machine.port_of(address) is not None]
+    if here:
+        yield fine("peers", "", f"{len(peers)} peers, of which this machine is {', '.join(here)}")
+    else:
+        own = [str(gid.address) for port in on.ports for gid in on.machine.usable(port)]
+        yield error(
+            "peers",
+            "",
+            f"none of {', '.join(map(str, seen))} is a usable RoCE address of this machine, which has "
+            f"{', '.join(own) or 'none'}",
+            "run this on a host of the ring, and see gid",
+        )
+
+
+def check_routes(on: Examination) -> Iterator[Finding]:
+    """Is there a route along each ring edge, out of the right port, and does the next hop answer?"""
+    machine = on.machine
+    for edge in local_edges(on):
+        family = ("-6",) if edge.target.version == 6 else ()
+        ask = ("ip", "-j", *family, "route", "get", str(edge.target), "from", str(edge.source))
+        bound = machine.json(*ask, "oif", edge.port.netdev)
+        if not bound:
+            reason = machine.run(*ask, "oif", edge.port.netdev).last_words
+            where = f"ip route add {edge.target} dev {edge.port.netdev}"
+            yield error(
+                "route", edge.name, f"none over {edge.port.netdev}: {reason}", f"{where}, or a gateway for its subnet"
+            )
+            continue
+        hop = ipaddress.ip_address(bound[0].get("gateway", str(edge.target)))
+        free = machine.json(*ask)
+        chosen = free[0].get("dev", "?") if free else "?"
+        via = f" by gateway {hop}" if hop != edge.target else ""
+        if chosen not in (edge.port.netdev, "lo"):  # lo: both ends are here
+            yield warning(
+                "route",
+                edge.name,
+                f"RoCE goes out of {edge.port.netdev}{via}, all else out of {chosen}: TCP working says nothing of RoCE",
+                f"a rule for the source address: ip rule add from {edge.source} lookup TABLE",
+            )
+        else:
+            yield fine("route", edge.name, f"over {edge.port.netdev}{via}")
+        yield _neighbour(machine, edge, hop)
+
+
+def check_mtu(on: Examination) -> Iterator[Finding]:
+    """Do network device, port and the other end of the link fit together, and the ports with each other?"""
+    machine = on.machine
+    active: dict[str, int] = {}
+    for port in on.ports:
+        ports = (machine.library.get("devices", {}).get(port.device) or {}).get("ports", {})
+        known = ports.get(str(port.number))
+        own = machine.number(machine.netdev(port.netdev) / "mtu") if port.netdev else None
+        if known is None or own is None:
+            have = f"{port.netdev or 'its network device'} has {own or 'none here'}"
+            yield unknown(
+                "mtu", port.name, f"{have}, the port's active MTU is not known", "mend pyverbs and provider first"
+            )
+            continue
+        mtu = active[port.name] = int(known["active_mtu"])
+        others = dict(_other_ends(machine, port.netdev))
+        if on.options.switch_mtu is not None:
+            others["the switch"] = on.options.switch_mtu
+        evidence = ", ".join(
+            [f"active MTU {mtu}", f"{port.netdev} {own}", *(f"{name} {value}" for name, value in others.items())]
+        )
+        needed = mtu + ROCE_HEADERS
+        too_small = [name for name, value in {port.netdev: own, **others}.items() if value < needed]
+        if too_small:
+            yield error(
+                "mtu",
+                port.name,
+                f"{evidence}: packets of up to {needed} bytes do not pass {' and '.join(too_small)}",
+                f"ip link set {too_small[0]} mtu 4200 (or the switch port's), the same on the whole path",
+            )
+        elif mtu < 4096:
+            yield warning(
+                "mtu",
+                port.name,
+                f"{evidence}: 4096 would take fewer, larger packets",
+                f"ip link set {port.netdev} mtu 4200, on the whole path; jumbo frames on the switch",
+            )
+        else:
+            yield fine("mtu", port.name, evidence)
+    if len(set(active.values())) > 1:
+        listed = ", ".join(f"{name} {mtu}" for name, mtu in active.items())
+        in_ring = {edge.port.name for edge in local_edges(on)}
+        fix = "the same MTU on every host of the ring; ring-bench takes the smallest, other programs fail"
+        if len({mtu for name, mtu in active.items() if name in in_ring}) > 1:
+            yield error("mtu-mismatch", "", f"ports of the ring differ in active MTU: {listed}", fix)
+        else:
+            yield warning("mtu-mismatch", "", f"active MTUs differ: {listed}", fix)
+
+
+def check_subnets(on: Examination) -> Iterator[Finding]:
+    """Several NICs in one subnet: does each answer and send for itself only?"""
+    machine = on.machine
+    homes = [
+        (port.netdev, interface)
+        for port in on.ports
+        for interface in machine.addresses.get(port.netdev, [])
+        if interface.version == 4
+    ]
+    shared = sorted(
+        {
+            name
+            for (one, here), (other, there) in combinations(homes, 2)
+            if one != other and here.network.overlaps(there.network)
+            for name in (one, other)
+        }
+    )
+    if not shared:
+        if homes:
+            yield fine("subnet", "", "each RoCE port has a subnet of its own")
+        return
+    wrong = []
+    for name in shared:
+        for setting, least in (("arp_ignore", 1), ("arp_announce", 2)):
+            value = _effective(machine, name, setting)
+            if value is not None and value < least:
+                wrong.append(f"{name} {setting} {value} (want {least})")
+        if _effective(machine, name, "rp_filter") == 1:
+            wrong.append(f"{name} rp_filter 1 (want 0 or 2)")
+    names = ", ".join(shared)
+    if wrong:
+        yield warning(
+            "subnet",
+            names,
+            f"they share a subnet: packets may leave or answers come by the wrong port; {', '.join(wrong)}",
+            "a subnet per port, or sysctl net.ipv4.conf.all.arp_ignore=1 arp_announce=2 rp_filter=0, "
+            "also for each device",
+        )
+    else:
+        yield fine("subnet", names, "they share a subnet; arp_ignore, arp_announce and rp_filter are set for that")
+
+
+def _neighbour(machine: Machine, edge: Edge, hop: Address) -> Finding:
+    netdev = edge.port.netdev
+
+    def state() -> str:
+        entries = machine.json("ip", "-j", "neigh", "show", str(hop), "dev", netdev) or []
+        return ",".join(entries[0].get("state", [])) if entries else "none"
+
+    found = state()
+    if found not in _GOOD_NEIGHBOUR:
+        machine.poke(edge.source, hop)
+        for _ in range(5):
+            found = state()
+            if found in _GOOD_NEIGHBOUR:
+                break
+            machine.pause(_NEIGHBOUR_WAIT_S / 5)
+    if found in _GOOD_NEIGHBOUR:
+        return fine("neighbour", edge.name, f"{hop} on {netdev}: {found}")
+    return error(
+        "neighbour",
+        edge.name,
+        f"{hop} does not answer on {netdev} (neighbour entry: {found})",
+        "is the host up, in this VLAN, its port connected? In a routed fabric without ARP give a gateway",
+    )
+
+
+def _other_ends(machine: Machine, netdev: str) -> Iterator[tuple[str, int]]:
+    """Give the MTUs beyond a virtual link, as far as this namespace sees them: a veth's other end and its bridge."""
+    link = machine.number(machine.netdev(netdev) / "iflink")
+    if link in (None, machine.number(machine.netdev(netdev) / "ifindex")):
+        return
+    for name in machine.netdevs:
+        if machine.number(machine.netdev(name) / "ifindex") != link:
+            continue
+        for end in (name, *_master(machine, name)):
+            mtu = machine.number(machine.netdev(end) / "mtu")
+            if mtu is not None:
+                yield end, mtu
+
+
+def _master(machine: Machine, netdev: str) -> list[str]:
+    path = machine.netdev(netdev) / "master"
+    return [path.resolve().name] if path.exists() else []
+
+
+def _effective(machine: Machine, netdev: str, setting: str) -> int | None:
+    """Give a setting as the kernel applies it: the larger of "all" and the device's own."""
+    folder = machine.proc / "sys" / "net" / "ipv4" / "conf"
+    values = [machine.number(folder / name / setting) for name in ("all", netdev)]
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _resolve(peer: str) -> list[Address]:
+    try:
+        answers = socket.getaddrinfo(peer, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return []
+    texts = dict.fromkeys(str(answer[4][0]).partition("%")[0] for answer in answers)
+    return [ipaddress.ip_address(text) for text in texts]

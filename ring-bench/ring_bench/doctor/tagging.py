@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step tag's way onto the wire: source port, bonding, and settings that overrule the traffic class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ring_bench.doctor.findings import Finding, error, fine, warning
+from ring_bench.doctor.machine import Machine, Port
+from ring_bench.doctor.options import Examination
+
+__all__ = ["check_lag", "check_sport", "check_traffic_class", "pci_address"]
+
+
+def check_sport(on: Examination) -> Iterator[Finding]:
+    """How can the source port be set on this device? `--probe` tries it."""
+    for port in on.ports:
+        if port.driver == "mlx5_core":
+            yield fine(
+                "sport",
+                port.name,
+                "mlx5: flow label at RTR; in RTS by mlx5dv_modify_qp_udp_sport, if the firmware can (--probe tries it)",
+            )
+        elif port.software:
+            yield fine("sport", port.name, "rxe: flow label at RTR, and in SQD (RTS -> SQD -> RTS)")
+        else:
+            yield warning(
+                "sport",
+                port.name,
+                f"driver {port.driver}: whether it takes the source port from the flow label is not known here",
+                "try it (--probe), look at the wire, and use --tagging per-step or static",
+            )
+
+
+def check_lag(on: Examination) -> Iterator[Finding]:
+    """Is the port part of a bond? Then firmware may choose the link per QP, whatever the source port says."""
+    machine = on.machine
+    for port in on.hardware:
+        bond = _bond(machine, port)
+        if bond is None:
+            yield fine("lag", port.name, "not bonded")
+            continue
+        folder = machine.netdev(bond) / "bonding"
+        mode = (machine.read(folder / "mode") or "unknown").split()[0]
+        hashing = (machine.read(folder / "xmit_hash_policy") or "unknown").split()[0]
+        lag = machine.sys / "kernel" / "debug" / "mlx5" / (pci_address(machine, port) or "none") / "lag"
+        kind = machine.read(lag / "type") or machine.read(lag / "mode") or "not known"
+        yield warning(
+            "lag",
+            port.name,
+            f"part of {bond} (mode {mode}, hash {hashing}), port selection of the firmware: {kind}",
+            "take the NIC out of the bond for Symphony runs: with queue_affinity a QP keeps its link, whatever its tag",
+        )
+
+
+def check_traffic_class(on: Examination) -> Iterator[Finding]:
+    """Will packets carry the traffic class that the program asks for?"""
+    machine, wanted = on.machine, on.options.traffic_class
+    if wanted & 3 not in (1, 2):
+        yield error(
+            "traffic-class",
+            "",
+            f"traffic class {wanted} is not ECN-capable: no switch can mark its packets",
+            f"use {wanted & ~3 | 2}: the same DSCP {wanted >> 2}, with ECT(0)",
+        )
+    for port in on.ports:
+        path = machine.infiniband / port.device / "tc" / str(port.number) / "traffic_class"
+        text = machine.read(path)
+        forced = re.search(r"Global tclass=(\d+)", text or "") or re.search(r"^(\d+)$", text or "")
+        if forced is None:
+            detail = "says nothing" if text is not None else "does not exist"
+            yield fine("traffic-class", port.name, f"nothing overrules the program ({path} {detail})")
+        elif int(forced[1]) == wanted:
+            yield fine("traffic-class", port.name, f"{path} forces {wanted}, as wanted")
+        else:
+            yield error(
+                "traffic-class",
+                port.name,
+                f"{path} forces traffic class {forced[1]} on every QP; {wanted} is wanted",
+                f"echo {wanted} > {path}, or echo -1 to let programs choose",
+            )
+
+
+def pci_address(machine: Machine, port: Port) -> str | None:
+    """Give the PCI address of a hardware port's device; None without one."""
+    path = machine.infiniband / port.device / "device"
+    name = path.resolve().name if path.exists() else ""
+    return name if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", name) else None
+
+
+def _bond(machine: Machine, port: Port) -> str | None:
+    netdev = machine.netdev(port.netdev)
+    if port.netdev and (netdev / "bonding").is_dir():
+        return port.netdev
+    master: Path = netdev / "master"
+    if port.netdev and master.exists() and (master.resolve() / "bonding").is_dir():
+        return master.resolve().name
+    return port.netdev if "bond" in port.device else None
