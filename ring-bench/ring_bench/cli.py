@@ -35,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from ring_bench.doctor.cli import main as examine
 
         sys.exit(examine(arguments[1:]))
+    if arguments[:1] == ["flows"]:
+        from ring_bench.flows import main as run_flows
+
+        run_flows(arguments[1:])
+        return
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.print_schema:
@@ -157,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ring-bench",
         description="Ring AllReduce over RDMA writes whose UDP source port carries job and step. "
-        "'ring-bench doctor' finds out what on this machine stands against it.",
+        "'ring-bench doctor' finds out what on this machine stands against it, 'ring-bench flows' sends two flows.",
         epilog=report.column_help(),
         allow_abbrev=False,
     )
