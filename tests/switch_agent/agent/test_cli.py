@@ -21,60 +21,7 @@ from fabric_twin.bfrt_server import BfRtServer, MemoryBackend
 from switch_agent import cli
 
 from .conftest import job_spec
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-async def run(*args: str, **environment: str) -> Process:
-    """Start switch-agent."""
-    env = {name: value for name, value in os.environ.items() if name != "SWITCH_AGENT_TOKEN"}
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "switch_agent.cli", *args, stdout=PIPE, stderr=PIPE, env=env | environment
-    )
-
-
-async def output(*args: str) -> tuple[int, str, str]:
-    """Run to the end: exit code, stdout, stderr."""
-    process = await run(*args, COLUMNS="200")
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
-@asynccontextmanager
-async def served(bfrt: str, folder: Path, *args: str) -> AsyncIterator[tuple[Process, str]]:
-    """A running ``switch-agent serve`` that answers; killed at the end if it still runs."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    process = await run(
-        "serve",
-        *("--bfrt", bfrt, "--listen", f"127.0.0.1:{port}", "--name", "tor0", "--state-dir", str(folder)),
-        *args,
-    )
-    try:
-        async with asyncio.timeout(60), httpx.AsyncClient() as http:
-            while True:
-                try:
-                    await http.get(f"{url}/healthz")
-                    break
-                except httpx.TransportError:
-                    await asyncio.sleep(0.02)
-        yield process, url
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def wait_ready(url: str) -> None:
-    """Wait until the agent owns the switch."""
-    async with asyncio.timeout(60), httpx.AsyncClient() as http:
-        while (await http.get(f"{url}/api/v1/switch")).json()["state"] != "ready":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+from .processes import output, run, served, wait_ready
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

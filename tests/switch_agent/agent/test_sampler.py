@@ -7,7 +7,6 @@ import asyncio
 from typing import Any
 
 import numpy as np
-import pytest
 
 from switch_agent.agent.history import ROW, Frame, History
 from switch_agent.agent.sampler import Sampler

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents on the switches of a running twin: they watch, and what they watch stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .processes import served, twin, wait_ready
+
+BENCH = ("--world", "8", "--split", "MOD 2", "-b", "16M", "-e", "16M", "-n", "8", "-w", "0", "--payload-scale", "256")
+INTERVAL_MS = 50
+
+
+async def ring(folder: Path, name: str) -> dict[str, Any]:
+    """Run ring-bench to its end; its result."""
+    target = folder / f"{name}.json"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ring_bench", *BENCH, "--seed", "7"),
+        *("--verbs", str(folder / "verbs.sock"), "-J", str(target)),
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 180)
+    assert process.returncode == 0, out.decode() + err.decode()
+    return dict(json.loads(target.read_text()))
+
+
+@pytest.mark.system
+async def test_a_seeded_run_is_the_same_to_the_byte_while_agents_sample(tmp_path: Path) -> None:
+    """Symphony `paper` marks, two agents read all registers 20 times a second, and two runs are equal."""
+    async with AsyncExitStack() as stack:
+        testbed = await stack.enter_async_context(twin(tmp_path, "--preset", "small"))
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
+        urls = []
+        for switch in testbed["switches"]:
+            args = ("--sample-interval-ms", str(INTERVAL_MS))
+            _, url = await stack.enter_async_context(served(switch["bfrt"], tmp_path / switch["name"], *args))
+            urls.append(url)
+        for url in urls:
+            await wait_ready(url)
+        flows = [{"src": host["address"], "dst": None} for host in testbed["hosts"]]
+        job = {"name": "ring", "job_tag": 0, "flows": flows, "symphony": {"enabled": True, "variant": "paper"}}
+        results, marks = [], []
+        for name in ("first", "second"):
+            for url in urls:
+                assert (await http.put(f"{url}/api/v1/jobs/1", json=job)).status_code == 200
+            result = await ring(tmp_path, name)
+            results.append(json.dumps(result["results"], sort_keys=True))
+            for url in urls:
+                answer = await http.get(f"{url}/api/v1/samples?job=1&limit=10000")
+                samples = answer.json()["samples"]
+                moving = {sample["packets"]["all"] for sample in samples}
+                assert len(moving) > 10, "the agent sampled while packets flew"
+                marks.append(samples[-1]["marked"]["symphony"])
+                assert (await http.delete(f"{url}/api/v1/jobs/1")).status_code == 204
+    assert sum(marks) > 1000, "Symphony was at work"
+    assert results[0] == results[1]
+    assert marks[:2] == marks[2:]
