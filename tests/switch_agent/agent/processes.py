@@ -74,7 +74,6 @@ async def wait_ready(url: str) -> None:
 @asynccontextmanager
 async def twin(folder: Path, *args: str) -> AsyncIterator[dict[str, Any]]:
     """A running ``fabric-twin run``; gives what its testbed file says."""
-    folder.mkdir(parents=True, exist_ok=True)
     testbed = folder / "testbed.yaml"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from fabric_twin.cli import main; main()"),
@@ -87,7 +86,7 @@ async def twin(folder: Path, *args: str) -> AsyncIterator[dict[str, Any]]:
         async with asyncio.timeout(120):  # the engine may have to be compiled
             while b"REST" not in (line := await process.stdout.readline()):
                 assert line, "the twin ended"
-        yield yaml.safe_load(testbed.read_text())
+        yield yaml.safe_load(await asyncio.to_thread(testbed.read_text))
     finally:
         if process.returncode is None:
             process.terminate()

@@ -31,7 +31,7 @@ async def ring(folder: Path, name: str) -> dict[str, Any]:
     )
     out, err = await asyncio.wait_for(process.communicate(), 180)
     assert process.returncode == 0, out.decode() + err.decode()
-    return dict(json.loads(target.read_text()))
+    return dict(json.loads(await asyncio.to_thread(target.read_text)))
 
 
 @pytest.mark.system
