@@ -96,7 +96,7 @@ class _Pair:
                     return completion.status
                 arrived.add(completion.wr_id)
             if not completions:
-                return "no completion"
+                return f"no completion within {_PATIENCE_NS / 1e9:g} s"
         return None if (there.buffer[:length] == 0xA5).all() else "wrong data"
 
 

@@ -22,7 +22,9 @@ def check_gids(on: Examination) -> Iterator[Finding]:
         stale = [gid for gid in port.gids if (machine.rejection(gid) or "").startswith("stale")]
         if not usable:
             fix = (
-                f"give {port.netdev} an address (ip addr add ADDRESS/24 dev {port.netdev}) and bring it up"
+                "bring the port up first: see port"
+                if port.gids and port.state != "ACTIVE"
+                else f"give {port.netdev} an address (ip addr add ADDRESS/24 dev {port.netdev}) and bring it up"
                 if port.netdev
                 else "move its network device into this namespace, or run in that one"
             )

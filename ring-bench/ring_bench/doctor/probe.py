@@ -51,7 +51,7 @@ def _judge(name: str, answer: dict[str, Any]) -> Iterator[Finding]:
             "exchange",
             name,
             f"8 bytes arrive, {answer['bytes']} bytes in full packets do not: {answer['large']}",
-            "the path MTU does not hold what the port's active MTU promises: see mtu, bridges and switch ports included",
+            "the path MTU does not hold what the port's active MTU promises: see mtu, bridges and switch ports too",
         )
     else:
         yield fine("exchange", name, f"8 and {answer['bytes']} bytes arrive")

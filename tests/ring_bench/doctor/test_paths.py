@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The way to the peers: names, routes, neighbours, MTU, shared subnets; ring edges only."""
+
+from __future__ import annotations
+
+import pytest
+
+from ring_bench.doctor import Severity
+
+from .conftest import LIBRARY, FakeHost
+
+RING = ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")
+
+
+def mtu_of(host: FakeHost, device: str, mtu: int) -> None:
+    host.library(devices={**_devices(host), device: {"error": None, "ports": {"1": {"active_mtu": mtu}}}})
+
+
+def _devices(host: FakeHost) -> dict[str, object]:
+    import json
+
+    return dict(json.loads(host.commands[LIBRARY].text)["devices"])
+
+
+def test_only_the_two_ring_edges_of_this_host_are_looked_at(host: FakeHost) -> None:
+    subjects = [finding.subject for finding in host.report("route", peers=RING).findings]
+    assert subjects == ["10.0.0.1 -> 10.0.0.2", "10.0.0.1 -> 10.0.0.4"]
+    assert not any("10.0.0.3" in command for command in host.asked)
+
+
+def test_a_peer_list_without_this_host_is_an_error(host: FakeHost) -> None:
+    finding = host.one("peers", Severity.ERROR, peers=("10.9.9.1", "10.9.9.2"))
+    assert "none of 10.9.9.1, 10.9.9.2 is a usable RoCE address" in finding.evidence
+    assert "10.0.0.1, 10.0.1.1" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("peer", "evidence"),
+    [
+        ("127.0.0.1", "a loopback address"),
+        ("fe80::1", "a link-local address"),
+        ("10.0.0.1", "as 10.0.0.1 is"),
+        ("no-such-host.invalid", "resolves to no address"),
+    ],
+)
+def test_peers_that_cannot_be_meant_are_errors(host: FakeHost, peer: str, evidence: str) -> None:
+    finding = host.one("peers", Severity.ERROR, peers=("10.0.0.1", peer))
+    assert finding.subject == peer
+    assert evidence in finding.evidence
+
+
+def test_a_missing_route_is_found_with_the_kernels_words(host: FakeHost) -> None:
+    host.answer("ip -j route get 10.0.0.4", "", status=2, errors="RTNETLINK answers: Network is unreachable\n")
+    finding = host.one("route", Severity.ERROR, peers=RING)
+    assert finding.subject == "10.0.0.1 -> 10.0.0.4"
+    assert "Network is unreachable" in finding.evidence
+
+
+def test_tcp_that_takes_another_port_than_roce_is_a_warning(host: FakeHost) -> None:
+    host.answer("ip -j route get 10.0.0.2 from 10.0.0.1", [{"dev": "mgmt0"}])
+    host.answer("ip -j route get 10.0.0.2 from 10.0.0.1 oif eth0", [{"dev": "eth0"}])
+    finding = host.one("route", Severity.WARNING, peers=RING)
+    assert "RoCE goes out of eth0, all else out of mgmt0" in finding.evidence
+
+
+def test_a_silent_neighbour_is_asked_once_and_then_found(host: FakeHost) -> None:
+    host.answer("ip -j neigh show 10.0.0.4", [{"dst": "10.0.0.4", "state": ["FAILED"]}])
+    finding = host.one("neighbour", Severity.ERROR, peers=RING)
+    assert "10.0.0.4 does not answer on eth0 (neighbour entry: FAILED)" in finding.evidence
+    assert host.poked == [("10.0.0.1", "10.0.0.4")]
+
+
+def test_a_neighbour_that_answers_when_asked_is_fine(host: FakeHost) -> None:
+    host.answer("ip -j neigh show 10.0.0.4", [])
+
+    def answers() -> None:
+        host.answer("ip -j neigh show 10.0.0.4", [{"state": ["REACHABLE"]}])
+
+    host.while_waiting = answers
+    assert [f.severity for f in host.report("neighbour", peers=RING).findings] == [Severity.OK, Severity.OK]
+
+
+def test_behind_a_gateway_the_gateway_is_the_neighbour(host: FakeHost) -> None:
+    host.answer("ip -j route get", [{"dev": "eth0", "gateway": "10.0.0.254"}])
+    host.answer("ip -j neigh show", [])
+    host.answer("ip -j neigh show 10.0.0.254 dev eth0", [{"state": ["STALE"]}])
+    findings = host.report("route", "neighbour", peers=("10.0.0.1", "10.0.7.1")).findings
+    assert {f.severity for f in findings} == {Severity.OK}
+    assert "by gateway 10.0.0.254" in findings[0].evidence
+
+
+def test_a_port_mtu_that_its_network_device_does_not_hold_is_an_error(host: FakeHost) -> None:
+    host.write("sys/class/net/eth0/mtu", 1500)
+    finding = host.found("mtu", Severity.ERROR)[0]
+    assert "active MTU 4096, eth0 1500: packets of up to 4160 bytes do not pass eth0" in finding.evidence
+
+
+def test_a_switch_with_a_smaller_mtu_is_an_error(host: FakeHost) -> None:
+    findings = host.found("mtu", Severity.ERROR, switch_mtu=1500)
+    assert len(findings) == 2
+    assert "do not pass the switch" in findings[0].evidence
+
+
+def test_the_other_end_of_a_virtual_link_and_its_bridge_count_too(soft: FakeHost) -> None:
+    soft.write("sys/class/net/eth0/iflink", 50)
+    soft.netdev("p0", index=50)
+    soft.netdev("br0", index=51, mtu=1500)
+    soft.link("sys/class/net/p0/master", soft.root / "sys/class/net/br0")
+    finding = soft.one("mtu", Severity.ERROR)
+    assert "eth0 4200, p0 4200, br0 1500" in finding.evidence
+    assert finding.fix.startswith("ip link set br0 mtu 4200")
+
+
+def test_a_small_mtu_is_a_warning(host: FakeHost) -> None:
+    host.write("sys/class/net/eth0/mtu", 1500)
+    mtu_of(host, "mlx5_0", 1024)
+    finding = host.one("mtu", Severity.WARNING, devices=("mlx5_0",))
+    assert "active MTU 1024, eth0 1500" in finding.evidence
+
+
+@pytest.mark.parametrize(("peers", "severity"), [((), Severity.WARNING), (("10.0.0.1", "10.0.1.1"), Severity.ERROR)])
+def test_ports_of_different_mtu_are_an_error_only_in_one_ring(
+    host: FakeHost, peers: tuple[str, ...], severity: Severity
+) -> None:
+    mtu_of(host, "mlx5_1", 1024)
+    finding = host.one("mtu-mismatch", severity, peers=peers)
+    assert "mlx5_0 port 1 4096, mlx5_1 port 1 1024" in finding.evidence
+
+
+def test_without_pyverbs_the_active_mtu_is_unknown_not_wrong(host: FakeHost) -> None:
+    host.library(devices={})
+    assert len(host.found("mtu", Severity.UNKNOWN)) == 2
+
+
+def test_two_ports_in_one_subnet_need_their_sysctls(host: FakeHost) -> None:
+    host.addresses["eth1"] = ["10.0.0.5/24"]
+    for device in ("all", "eth0", "eth1"):
+        for setting, value in (("arp_ignore", 0), ("arp_announce", 0), ("rp_filter", 1)):
+            host.write(f"proc/sys/net/ipv4/conf/{device}/{setting}", value)
+    finding = host.one("subnet", Severity.WARNING)
+    assert finding.subject == "eth0, eth1"
+    assert "eth0 arp_ignore 0 (want 1), eth0 arp_announce 0 (want 2), eth0 rp_filter 1" in finding.evidence
+
+
+def test_with_the_sysctls_set_for_all_they_are_fine(host: FakeHost) -> None:
+    host.addresses["eth1"] = ["10.0.0.5/24"]
+    for setting, value in (("arp_ignore", 1), ("arp_announce", 2), ("rp_filter", 2)):
+        host.write(f"proc/sys/net/ipv4/conf/all/{setting}", value)
+    assert "are set for that" in host.one("subnet", Severity.OK).evidence

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""DCQCN's legs, PFC, trust, tags on the wire, counters, CPUs: planted faults of hardware NICs."""
+
+from __future__ import annotations
+
+import pytest
+
+from ring_bench.doctor import Severity
+
+from .conftest import FakeHost
+
+ONE = {"devices": ("mlx5_0",)}
+HW = "sys/class/infiniband/mlx5_0/ports/1/hw_counters"
+
+
+def test_np_is_one_switch_of_the_port_so_any_view_of_it_counts(host: FakeHost) -> None:
+    for priority in range(8):
+        host.write(f"sys/class/net/eth0/ecn/roce_np/enable/{priority}", int(priority == 7))
+    finding = host.one("ecn-np", Severity.OK, **ONE)
+    assert "enabled for 7" in finding.evidence
+    assert "one switch for the port" in finding.evidence
+
+
+def test_np_off_is_an_error(host: FakeHost) -> None:
+    for priority in range(8):
+        host.write(f"sys/class/net/eth0/ecn/roce_np/enable/{priority}", 0)
+    assert "enabled for no priority" in host.one("ecn-np", Severity.ERROR, **ONE).evidence
+
+
+def test_rp_must_be_on_for_the_data_priority(host: FakeHost) -> None:
+    host.write("sys/class/net/eth0/ecn/roce_rp/enable/3", 0)
+    finding = host.one("ecn-rp", Severity.ERROR, **ONE)
+    assert "data priority 3" in finding.evidence
+    assert "ecn/roce_rp/enable/3" in finding.fix
+    host.one("ecn-rp", Severity.OK, traffic_class=40 << 2 | 2, **ONE)  # another priority, which is on
+
+
+def test_what_runs_and_what_the_next_boot_brings_are_told_apart(host: FakeHost) -> None:
+    host.answer("mlxconfig -d 0000:03:00.0 q ROCE_CC_PRIO_MASK_P1", "ROCE_CC_PRIO_MASK_P1   8(0x8)\n")
+    evidence = host.one("ecn-rp", Severity.OK, **ONE).evidence
+    assert "running: enabled for all priorities; next boot: enabled for 3" in evidence
+
+
+def test_a_missing_tree_is_unknown_not_off(host: FakeHost) -> None:
+    host.remove("sys/class/net/eth0/ecn")
+    del host.commands["mlxconfig"]
+    for check in ("ecn-np", "ecn-rp", "cnp-class"):
+        host.one(check, Severity.UNKNOWN, **ONE)
+    assert "next boot: unknown" in host.one("ecn-np", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_without_the_tree_debugfs_may_know_the_class_of_cnps(host: FakeHost) -> None:
+    host.remove("sys/class/net/eth0/ecn")
+    host.write("sys/kernel/debug/mlx5/0000:03:00.0/cc_params/np_cnp_prio", 6)
+    host.write("sys/kernel/debug/mlx5/0000:03:00.0/cc_params/np_cnp_dscp", 48)
+    host.one("cnp-class", Severity.OK, **ONE)
+
+
+@pytest.mark.parametrize(("file", "value"), [("cnp_802p_prio", 3), ("cnp_dscp", 26)])
+def test_cnps_in_the_class_of_the_data_are_an_error(host: FakeHost, file: str, value: int) -> None:
+    host.write(f"sys/class/net/eth0/ecn/roce_np/{file}", value)
+    assert "queue behind the data" in host.one("cnp-class", Severity.ERROR, **ONE).evidence
+
+
+def test_trust_pcp_loses_the_dscp(host: FakeHost) -> None:
+    host.write("sys/class/net/eth0/qos/trust", "Trust mode: pcp")
+    finding = host.one("trust", Severity.ERROR, **ONE)
+    assert "dscp-prio 26:3" in finding.fix
+
+
+def test_without_the_sysfs_file_dcb_tells_the_trust(host: FakeHost) -> None:
+    host.remove("sys/class/net/eth0/qos")
+    host.one("trust", Severity.OK, **ONE)
+    host.answer("dcb -N -j app show dev eth0", {})
+    host.one("trust", Severity.ERROR, **ONE)
+    host.answer("dcb -N -j app show dev eth0", "", status=1)
+    host.one("trust", Severity.UNKNOWN, **ONE)
+
+
+@pytest.mark.parametrize(
+    ("lossless", "meaning"), [((), "the data class is lossy"), ((3, 4), "other classes can be paused too")]
+)
+def test_pfc_belongs_on_the_data_priority_only(host: FakeHost, lossless: tuple[int, ...], meaning: str) -> None:
+    host.answer("dcb -j pfc show dev eth0", {"prio-pfc": [n in lossless for n in range(8)]})
+    finding = host.one("pfc", Severity.WARNING, **ONE)
+    assert meaning in finding.evidence
+    assert "3:on" in finding.fix
+
+
+def test_global_pause_beside_pfc_is_a_warning(host: FakeHost) -> None:
+    host.global_pause = (True, False)
+    assert "ethtool -A eth0 rx off tx off" in host.one("pause", Severity.WARNING, **ONE).fix
+
+
+def test_a_forced_traffic_class_is_an_error(host: FakeHost) -> None:
+    host.write("sys/class/infiniband/mlx5_0/tc/1/traffic_class", "Global tclass=96")
+    finding = host.one("traffic-class", Severity.ERROR)
+    assert "forces traffic class 96 on every QP; 106 is wanted" in finding.evidence
+    host.one("traffic-class", Severity.OK, traffic_class=98, devices=("mlx5_1",))
+
+
+def test_a_traffic_class_that_no_switch_can_mark_is_an_error(host: FakeHost) -> None:
+    finding = host.one("traffic-class", Severity.ERROR, traffic_class=104)
+    assert "use 106" in finding.fix
+
+
+def test_a_bonded_port_is_a_warning(host: FakeHost) -> None:
+    host.write("sys/class/net/bond0/bonding/mode", "802.3ad 4")
+    host.write("sys/class/net/bond0/bonding/xmit_hash_policy", "layer3+4 1")
+    host.link("sys/class/net/eth0/master", host.root / "sys/class/net/bond0")
+    host.write("sys/kernel/debug/mlx5/0000:03:00.0/lag/type", "queue_affinity")
+    finding = host.one("lag", Severity.WARNING, **ONE)
+    assert "bond0 (mode 802.3ad, hash layer3+4)" in finding.evidence
+    assert "firmware: queue_affinity" in finding.evidence
+
+
+def test_a_driver_whose_source_port_is_unknown_is_a_warning(bare: FakeHost) -> None:
+    bare.device("bnxt_re0", "eth0", "10.0.0.1", driver="bnxt_en")
+    assert "--probe" in bare.one("sport", Severity.WARNING).fix
+
+
+def test_fec_off_at_speed_is_a_warning_and_unknown_where_the_driver_is_silent(host: FakeHost) -> None:
+    host.fec["eth0"] = ["off"]
+    assert "encoding rs" in host.one("fec", Severity.WARNING, **ONE).fix
+    del host.fec["eth0"]
+    host.one("fec", Severity.UNKNOWN, **ONE)
+
+
+def test_marks_that_are_not_answered_mean_np_off(host: FakeHost) -> None:
+    host.write(f"{HW}/np_cnp_sent", 0)
+    assert "10 marked packets in, 0 CNPs out" in host.one("dcqcn", Severity.ERROR, **ONE).evidence
+
+
+def test_ignored_cnps_mean_rp_off_somewhere(host: FakeHost) -> None:
+    host.write(f"{HW}/rp_cnp_ignored", 4)
+    assert "RP is off on some priority" in host.one("dcqcn", Severity.WARNING, **ONE).evidence
+
+
+def test_error_counters_that_move_while_watched_are_found(host: FakeHost) -> None:
+    host.while_waiting = lambda: host.write(f"{HW}/local_ack_timeout_err", 7)
+    assert "local_ack_timeout_err +7" in host.one("counters", Severity.WARNING, **ONE).evidence
+
+
+def test_receivers_that_are_not_ready_are_found(host: FakeHost) -> None:
+    host.while_waiting = lambda: host.write(f"{HW}/rnr_nak_retry_err", 47)
+    assert "min_rnr_timer" in host.one("counters", Severity.WARNING, **ONE).fix
+
+
+def test_a_wrong_icrc_is_its_own_finding(host: FakeHost) -> None:
+    host.write(f"{HW}/rx_icrc_encapsulated", 0)
+    host.while_waiting = lambda: host.write(f"{HW}/rx_icrc_encapsulated", 3)
+    assert "rewrites" in host.one("icrc", Severity.ERROR, **ONE).fix
+
+
+def test_drops_without_pause_are_a_named_finding(host: FakeHost) -> None:
+    host.while_waiting = lambda: host.statistics["eth0"].update(rx_discards_phy=5)
+    assert "no PFC pause comes in" in host.one("pfc-drops", Severity.WARNING, **ONE).evidence
+
+
+def test_pause_without_drops_is_pfc_at_work(host: FakeHost) -> None:
+    host.while_waiting = lambda: host.statistics["eth0"].update(rx_prio3_pause=5)
+    assert "PFC at work" in host.one("pfc-drops", Severity.OK, **ONE).evidence
+
+
+def test_a_counter_file_that_cannot_be_read_is_left_out(host: FakeHost) -> None:
+    host.write(f"{HW}/vl15_dropped", "N/A (no PMA)")
+    host.one("counters", Severity.OK, **ONE)
+
+
+def test_counters_are_not_watched_when_the_interval_is_zero(host: FakeHost) -> None:
+    host.while_waiting = lambda: pytest.fail("waited")
+    assert host.report("counters", interval_s=0.0).findings == []
+
+
+def test_a_process_on_the_far_numa_node_is_warned(host: FakeHost) -> None:
+    host.write("proc/self/status", "Cpus_allowed_list:\t8-15\n")
+    assert "--cpunodebind=0" in host.one("numa", Severity.WARNING, **ONE).fix
+
+
+def test_a_process_on_one_cpu_is_warned(host: FakeHost) -> None:
+    host.write("proc/self/status", "Cpus_allowed_list:\t7\n")
+    assert "bound to CPU 7 alone" in host.one("affinity", Severity.WARNING).evidence
+
+
+def test_a_slow_governor_is_warned(host: FakeHost) -> None:
+    host.write("sys/devices/system/cpu/cpu3/cpufreq/scaling_governor", "powersave")
+    assert "powersave" in host.one("governor", Severity.WARNING).evidence
+
+
+def test_a_wall_clock_that_nobody_keeps_is_warned(host: FakeHost) -> None:
+    host.answer("timedatectl show", "no\n")
+    assert "chrony" in host.one("clock", Severity.WARNING).fix
+    host.answer("chronyc -c tracking", "A29FC87B,ntp1,3,1.0,0.000012,0,0,0,0,0,0.001,0.000040,64.0,Normal\n")
+    assert "12 us off ntp1, root dispersion 40 us" in host.one("clock", Severity.OK).evidence
+
+
+@pytest.mark.parametrize(("address", "exposed"), [("00000000", True), ("0100007F", False)])
+def test_a_bfrt_server_that_others_can_reach_is_warned(host: FakeHost, address: str, exposed: bool) -> None:
+    line = f"   0: {address}:C384 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1"
+    host.write("proc/self/net/tcp", f"  sl  local_address rem_address   st\n{line}")
+    assert bool(host.report("bfrt-exposed").findings) is exposed
