@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric_twin.engine import kernel
+from fabric_twin.engine import events
 from fabric_twin.engine.state import PFC_OFF, PFC_ON, Port, Qp
 from fabric_twin.errors import FabricError
 from fabric_twin.fabric import ACKED, DELIVERED, RETRY_EXC, RNR_RETRY_EXC
@@ -79,7 +79,7 @@ def test_pause_and_resume_of_the_same_instant_keep_their_order(
     view = net.fabric.view
     nic = net.fabric.topology.hosts[0].nic * Port.COLUMNS
     for kind in kinds:
-        kernel._push(view, 0, 3 * US, kind, nic, 0, 0)
+        events.push(view, 0, 3 * US, kind, nic, 0, 0)
     net.run(until=4 * US)
     assert net.port("h0->tor0", Port.PAUSED) == paused
 
@@ -91,8 +91,8 @@ def test_a_paused_nic_sends_nothing_until_it_is_resumed(one_switch: Make) -> Non
     view = net.fabric.view
     nic = net.fabric.topology.hosts[0].nic * Port.COLUMNS
     net.send(a, 10 * 4096)
-    kernel._push(view, 0, 1 * US, PFC_ON, nic, 0, 0)
-    kernel._push(view, 0, 100 * US, PFC_OFF, nic, 0, 0)
+    events.push(view, 0, 1 * US, PFC_ON, nic, 0, 0)
+    events.push(view, 0, 100 * US, PFC_OFF, nic, 0, 0)
     net.run(until=99 * US)
     assert net.qp(a, Qp.TX_PACKETS) == 1
     net.run()

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fabric_twin.engine import dcqcn, kernel
-from fabric_twin.engine.dcqcn import CcQp
 from fabric_twin.engine.state import (
     ACTIVE_MAX,
     CC_SHIFT,
@@ -25,35 +24,28 @@ from fabric_twin.engine.state import (
     E_DELIVERED,
     E_RETRY_EXC,
     E_RNR_RETRY_EXC,
-    GAP_BYTES,
     M_DATA,
     M_IMM,
     M_SIGNALED,
     M_WRITE_IMM,
-    MAX_DISTANCES,
     MTU_HEADER_BYTES,
     NEVER,
     PORT_SHIFT,
     Ctl,
     Event,
-    Hop,
     Msg,
     Packet,
-    Planes,
     Port,
     Qp,
     Sc,
-    Sw,
-    View,
     grow_pool,
-    new_pool,
 )
 from fabric_twin.errors import FabricError
-from fabric_twin.presets import DCQCN_SETS, Preset
+from fabric_twin.layout import NUM_PIPES, QP_ROWS, RTO_LINES, new_state, seed_random, set_margin
+from fabric_twin.presets import Preset
 from fabric_twin.topology import Host, leaf_spine
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.hashes import flow_signature, flow_slot
-from switch_agent.dataplane.pipeline import new_lookups, new_registers
 
 __all__ = ["ACKED", "DELIVERED", "RETRY_EXC", "RNR_RETRY_EXC", "Fabric", "FabricEvent", "Stats", "warm_up"]
 
@@ -65,8 +57,6 @@ RNR_RETRY_EXC = E_RNR_RETRY_EXC
 PS_PER_NS = 1000
 CLOCK_ALIGN_PS = (1 << 30) * PS_PER_NS
 """A seeded run starts at a multiple of this, so that nothing depends on what ran before."""
-NUM_PIPES = 4
-RTO_LINES = 8
 ACK_BYTES = MTU_HEADER_BYTES + 4
 Classify = Callable[[int, int, int], "tuple[int, int] | None"]
 
@@ -107,7 +97,6 @@ class Fabric:
         self.cpu_s = 0.0
         self._qps: dict[int, _QpInfo] = {}
         self._host_qps = [0] * preset.n_hosts
-        self._free_qps: list[int] = []
         self._classify: list[Classify | None] = [None] * preset.tors
         self._ctl_lines: dict[int, int] = {}
         self._rto_lines: dict[int, int] = {}
@@ -118,91 +107,10 @@ class Fabric:
             round(info.delay_us * 1e6) + ACK_BYTES * round(8000 / info.gbps) for info in self.topology.ports
         ]
         """What a link adds to the delay of an acknowledgement."""
-        self.view, self.planes = self._new_state(seed)
-        kernel.run(self.view, self.planes, 0, 0)  # compiles or loads the loop: no part of anybody's run
-
-    # ---------------------------------------------------------------------------------------- construction
-
-    def _new_state(self, seed: int) -> tuple[View, Planes]:
-        preset, topology = self.preset, self.topology
-        n_ports = len(topology.ports)
-        n_switches = len(topology.switches)
-        n_lines = 1 + RTO_LINES + MAX_DISTANCES  # pause frames, timeouts, acknowledgements by distance
-        size = 1 << (n_ports + n_lines - 1).bit_length()
-        sc = np.zeros(Sc.COLUMNS, dtype=np.int64)
-        key = np.full(size, NEVER, dtype=np.int64)
-        win = np.zeros(2 * size, dtype=np.int32)
-        win[size:] = np.arange(size)
-        for i in range(size - 1, 0, -1):
-            win[i] = win[2 * i]
-        pk = new_pool(16384, Packet.COLUMNS)
-        ctl = new_pool(16384, Ctl.COLUMNS)
-        sc[Sc.FREE_PACKETS] = len(pk) // Packet.COLUMNS
-        sc[Sc.FREE_CTLS] = len(ctl) // Ctl.COLUMNS
-        sc[Sc.N_PORTS], sc[Sc.CTL_BASE], sc[Sc.TREE_SIZE] = n_ports, n_ports, size
-        sc[Sc.PFC_LINE] = 0
-        sc[Sc.PFC_ON] = int(preset.pfc)
-        sc[Sc.PFC_SHIFT] = 3
-        sc[Sc.PFC_RESUME_OFFSET] = 3072
-        port = np.zeros((n_ports, Port.COLUMNS), dtype=np.int64)
-        for info in topology.ports:
-            row = port[info.index]
-            row[Port.PS_PER_BYTE] = round(8000 / info.gbps)
-            row[Port.DELAY_PS] = round(info.delay_us * 1e6)
-            row[Port.NODE] = info.node * Sw.COLUMNS if info.node >= 0 else -1
-            row[Port.PEER] = info.peer * Sw.COLUMNS if info.peer >= 0 else -1
-            row[Port.HOST] = info.host
-            row[[Port.Q_HEAD, Port.Q_TAIL, Port.FLIGHT_HEAD, Port.FLIGHT_TAIL]] = -1
-            row[Port.INDEX] = info.slot
-            row[Port.KMIN], row[Port.KMAX] = preset.kmin, preset.kmax
-            row[Port.PMAX] = round(preset.pmax * 2**32)
-            tor = info.peer if 0 <= info.peer < preset.tors else -1
-            row[Port.ROW] = -1 if tor < 0 else tor * NUM_PIPES + (0 if info.node < 0 else 1)
-        sw = np.zeros((n_switches, Sw.COLUMNS), dtype=np.int64)
-        sw[:, Sw.BUFFER] = preset.buffer_bytes
-        sw[:, Sw.PIPELINE] = [s.index if s.tier == 0 else -1 for s in topology.switches]
-        line = np.full((n_lines, 4), -1, dtype=np.int64)
-        capacity = 64
-        view = View(
-            sc=sc,
-            key=key,
-            win=win,
-            port=port.reshape(-1),
-            sw=sw.reshape(-1),
-            pk=pk,
-            ctl=ctl,
-            line=line.reshape(-1),
-            qp=np.zeros(capacity * Qp.COLUMNS, dtype=np.int64),
-            route=np.zeros(1024 * Hop.COLUMNS, dtype=np.int64),
-            ccq=np.zeros(capacity * CcQp.COLUMNS, dtype=np.float64),
-            cc=DCQCN_SETS[preset.dcqcn].vector(),
-            msg=new_pool(1024, Msg.COLUMNS),
-            active=np.zeros(preset.n_hosts * ACTIVE_MAX, dtype=np.int32),
-            out=np.zeros(8192 * Event.COLUMNS, dtype=np.int64),
-            enabled=np.zeros(preset.tors * N_JOB, dtype=np.uint8),
-            counts=np.zeros(preset.tors * NUM_PIPES * N_JOB * 8, dtype=np.int64),
-        )
-        planes = Planes(
-            regs=new_registers(preset.tors * NUM_PIPES),
-            lut=new_lookups(preset.tors),
-            params=np.zeros((preset.tors, N_JOB, 10), dtype=np.int64),
-        )
+        self.view, self.planes = new_state(preset, self.topology, seed)
         self._free_msg = 0
-        self._free_qps = [i * Qp.COLUMNS for i in range(capacity - 1, -1, -1)]
-        self._seed_random(view, seed)
-        self._set_margin(view)
-        return view, planes
-
-    @staticmethod
-    def _seed_random(view: View, seed: int) -> None:
-        word = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] | np.uint64(1)
-        view.sc[Sc.RNG] = word.astype(np.int64)
-
-    @staticmethod
-    def _set_margin(view: View) -> None:
-        """Free records kept for one event: a NIC that catches up sends at most what fits on its wire."""
-        smallest = (MTU_HEADER_BYTES + GAP_BYTES) * view.port[Port.PS_PER_BYTE :: Port.COLUMNS]
-        view.sc[Sc.MARGIN] = 256 + int((view.port[Port.DELAY_PS :: Port.COLUMNS] // smallest).max())
+        self._free_qps = [i * Qp.COLUMNS for i in range(QP_ROWS - 1, -1, -1)]
+        kernel.run(self.view, self.planes, 0, 0)  # compiles or loads the loop: no part of anybody's run
 
     # ---------------------------------------------------------------------------------------- time
 
@@ -275,7 +183,7 @@ class Fabric:
         s.sc[Sc.NOW] = (self.now_ps // CLOCK_ALIGN_PS + 1) * CLOCK_ALIGN_PS
         s.port[Port.RR :: Port.COLUMNS] = 0
         self.seed = seed
-        self._seed_random(s, seed)
+        seed_random(s, seed)
         self.topology.reseed(seed)
         for remembered in (self._routes, self._ctl_lines, self._rto_lines):
             remembered.clear()
@@ -541,7 +449,7 @@ class Fabric:
             kernel.catch_up(self.view, port.index << PORT_SHIFT)
             port.gbps = gbps
             self._port(port.index)[Port.PS_PER_BYTE] = round(8000 / gbps)
-            self._set_margin(self.view)
+            set_margin(self.view)
         if drop is not None:
             if not 0 <= drop <= 1:
                 raise FabricError(f"link {name}: drop probability {drop} is out of range 0 to 1")

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fabric_twin.bfrt_server import InstalledEntry, TableSnapshot
-from fabric_twin.fabric import NUM_PIPES, Fabric
+from fabric_twin.fabric import Fabric
+from fabric_twin.layout import NUM_PIPES
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.lookup import TernaryEntry, lookup_tables
 from switch_agent.dataplane.params import ParamEntry

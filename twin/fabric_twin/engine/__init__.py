@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packet engine: arrays (`state`), congestion control (`dcqcn`) and the event loop (`kernel`)."""
+"""The packet engine: arrays (`state`), the event loop (`kernel`), hosts (`nic`, `dcqcn`) and switches (`switching`)."""

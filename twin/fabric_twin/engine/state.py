@@ -111,6 +111,8 @@ CANDIDATE = 16  # Symphony would mark it
 GATED = 32  # ... if the egress queue behind it is not empty
 TRACKED = 64
 ECT = 128
+GEN_SHIFT = 16
+"""The bits from here up are the generation of the QP that sent the packet."""
 
 
 class Hop(IntEnum):

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts: sending under DCQCN's pace, go-back-N and its timers, receiving, acknowledgements and CNPs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fabric_twin.engine import dcqcn
+from fabric_twin.engine.dcqcn import Cc, CcQp
+from fabric_twin.engine.events import free_packet, push, report, to_wire
+from fabric_twin.engine.jit import inner
+from fabric_twin.engine.state import (
+    ACK,
+    ACTIVE_MAX,
+    CC_SHIFT,
+    CE,
+    CNP,
+    DATA,
+    E_DELIVERED,
+    E_RETRY_EXC,
+    ECT,
+    GAP_BYTES,
+    GEN_SHIFT,
+    IMM,
+    LAST,
+    M_DATA,
+    M_IMM,
+    M_WRITE_IMM,
+    MTU_HEADER_BYTES,
+    NAK,
+    NEVER,
+    RNR,
+    TIMEOUT,
+    Msg,
+    Packet,
+    Port,
+    Qp,
+    Sc,
+    View,
+)
+
+__all__ = [
+    "activate",
+    "deactivate",
+    "emit",
+    "fail",
+    "go_back",
+    "host_arrival",
+    "nic_advance",
+    "skip_acknowledged",
+    "timeout",
+]
+
+
+@inner
+def deactivate(s: View, q: int) -> None:
+    """The QP has nothing more to send: out of its NIC's list, whose order stays."""
+    if s.qp[q + Qp.IS_ACTIVE] == 0:
+        return
+    s.qp[q + Qp.IS_ACTIVE] = 0
+    p = s.qp[q + Qp.NIC]
+    host = s.port[p + Port.HOST] * ACTIVE_MAX
+    n = s.port[p + Port.ACTIVE]
+    at = 0
+    while s.active[host + at] != q:
+        at += 1
+    for i in range(at, n - 1):
+        s.active[host + i] = s.active[host + i + 1]
+    s.port[p + Port.ACTIVE] = n - 1
+    if s.port[p + Port.RR] > at:
+        s.port[p + Port.RR] -= 1
+    if s.port[p + Port.RR] >= n - 1:
+        s.port[p + Port.RR] = 0
+
+
+@inner
+def activate(s: View, q: int, t: int) -> None:
+    """The QP has something to send; its NIC has been advanced to `t`."""
+    p = s.qp[q + Qp.NIC]
+    if s.qp[q + Qp.IS_ACTIVE] == 0:
+        n = s.port[p + Port.ACTIVE]
+        s.active[s.port[p + Port.HOST] * ACTIVE_MAX + n] = q
+        s.port[p + Port.ACTIVE] = n + 1
+        s.qp[q + Qp.IS_ACTIVE] = 1
+    s.port[p + Port.READY_AT] = t
+
+
+@inner
+def nic_advance(s: View, p: int, t: int) -> None:
+    """Send what the NIC at port `p` would have sent until `t`: round robin over QPs whose pace allows it."""
+    port = s.port
+    qp = s.qp
+    while port[p + Port.PAUSED] == 0:
+        n = port[p + Port.ACTIVE]
+        if n == 0:
+            return
+        start = max(port[p + Port.FREE_AT], port[p + Port.READY_AT])
+        if start > t:
+            return
+        host = port[p + Port.HOST] * ACTIVE_MAX
+        rr = port[p + Port.RR]
+        best = -1
+        soonest = NEVER
+        for j in range(n):
+            i = rr + j
+            if i >= n:
+                i -= n
+            next_at = qp[s.active[host + i] + Qp.NEXT_AT]
+            if next_at <= start:
+                best = i
+                break
+            soonest = min(soonest, next_at)
+        if best < 0:
+            port[p + Port.READY_AT] = soonest
+            continue
+        emit(s, p, s.active[host + best], best, start)
+
+
+@inner
+def emit(s: View, p: int, q: int, at: int, start: int) -> None:
+    """Send the next packet of QP `q` (number `at` in the NIC's list) at time `start`."""
+    port = s.port
+    qp = s.qp
+    pk = s.pk
+    m = qp[q + Qp.SEND_MSG]
+    psn = qp[q + Qp.SND_NXT]
+    n_packets = s.msg[m + Msg.PACKETS]
+    index = psn - s.msg[m + Msg.PSN]
+    mflags = s.msg[m + Msg.FLAGS]
+    mtu = qp[q + Qp.MTU]
+    flags = qp[q + Qp.GENERATION] << GEN_SHIFT
+    if qp[q + Qp.ECT] != 0:
+        flags |= ECT
+    if mflags & M_DATA:
+        flags |= DATA
+        s.sc[Sc.DATA_PACKETS] += 1
+    last = index == n_packets - 1
+    payload = mtu
+    if last:
+        payload = s.msg[m + Msg.BYTES] - index * mtu
+        flags |= LAST
+        if mflags & M_WRITE_IMM:
+            flags |= IMM
+    size = payload + MTU_HEADER_BYTES
+    wire = size + GAP_BYTES
+    busy = wire * port[p + Port.PS_PER_BYTE]
+
+    k = s.sc[Sc.FREE_PACKET]
+    s.sc[Sc.FREE_PACKET] = pk[k + Packet.NEXT]
+    s.sc[Sc.FREE_PACKETS] -= 1
+    s.sc[Sc.IN_FLIGHT] += 1
+    pk[k + Packet.QP] = q
+    pk[k + Packet.PSN] = psn
+    pk[k + Packet.SIZE] = size
+    pk[k + Packet.FLAGS] = flags
+    pk[k + Packet.HOP] = qp[q + Qp.ROUTE]
+    port[p + Port.FREE_AT] = start + busy
+    port[p + Port.READY_AT] = start
+    to_wire(s, p, k, start + busy + port[p + Port.DELAY_PS], wire)
+
+    qp[q + Qp.TX_PACKETS] += 1
+    cc = s.ccq
+    o = q >> CC_SHIFT
+    dcqcn.advance(s.cc, cc, o, float(start))
+    if cc[o + CcQp.RATE] >= cc[o + CcQp.LINE]:
+        qp[q + Qp.NEXT_AT] = start + busy
+    else:
+        qp[q + Qp.NEXT_AT] = start + np.int64(wire * 8e12 / cc[o + CcQp.RATE])
+    dcqcn.on_bytes_sent(s.cc, cc, o, float(wire))
+
+    qp[q + Qp.SND_NXT] = psn + 1
+    port[p + Port.RR] = at + 1 if at + 1 < port[p + Port.ACTIVE] else 0
+    if qp[q + Qp.RTO_ARMED] == 0:
+        qp[q + Qp.RTO_ARMED] = 1
+        qp[q + Qp.RTO_PSN] = psn
+        line = qp[q + Qp.RTO_LINE]
+        push(s, line, start + s.line[line], TIMEOUT, q, 0, qp[q + Qp.GENERATION])
+    if last:
+        qp[q + Qp.SEND_MSG] = s.msg[m + Msg.NEXT]
+        if qp[q + Qp.SEND_MSG] < 0:
+            deactivate(s, q)
+
+
+@inner
+def go_back(s: View, q: int, psn: int, t: int, wait: int) -> None:
+    """Go-back-N: send again from `psn` on (IB spec 9.7.5.1.2 / 9.7.5.2.8)."""
+    m = s.qp[q + Qp.UNA_MSG]
+    while m >= 0 and psn >= s.msg[m + Msg.PSN] + s.msg[m + Msg.PACKETS]:
+        m = s.msg[m + Msg.NEXT]
+    if m < 0 or psn < s.msg[m + Msg.PSN]:
+        return  # acknowledged in the meantime
+    if psn < s.qp[q + Qp.SND_NXT]:
+        s.qp[q + Qp.RETRANSMITTED] += s.qp[q + Qp.SND_NXT] - psn
+        s.qp[q + Qp.SND_NXT] = psn
+        s.qp[q + Qp.SEND_MSG] = m
+    if wait > 0:
+        s.qp[q + Qp.NEXT_AT] = t + wait
+    activate(s, q, t)
+
+
+@inner
+def skip_acknowledged(s: View, q: int, m: int) -> None:
+    """Message `m` is acknowledged: what a timeout had made us send again of it need not leave any more."""
+    end = s.msg[m + Msg.PSN] + s.msg[m + Msg.PACKETS]
+    if s.qp[q + Qp.SND_NXT] >= end:
+        return
+    s.qp[q + Qp.SND_NXT] = end
+    s.qp[q + Qp.SEND_MSG] = s.msg[m + Msg.NEXT]
+    if s.qp[q + Qp.SEND_MSG] < 0:
+        deactivate(s, q)
+
+
+@inner
+def timeout(s: View, line: int, q: int, t: int) -> None:
+    """The QP's timer: it starts with a packet and runs until a look at it finds nothing on its way.
+
+    No progress of the receiver between two looks is a timeout. So the first one comes one to two periods after
+    progress has stopped (IB spec 9.7.6.1.3 allows one to four).
+    """
+    oldest = s.qp[q + Qp.UNA_MSG]
+    if oldest < 0:
+        s.qp[q + Qp.RTO_ARMED] = 0
+        return
+    peer = s.qp[q + Qp.PEER]
+    reached = s.qp[q + Qp.RTO_PSN]
+    if peer >= 0 and s.qp[peer + Qp.PEER] == q and s.qp[peer + Qp.RX_GENERATION] == s.qp[q + Qp.GENERATION]:
+        reached = s.qp[peer + Qp.RX_PSN]
+    if s.qp[q + Qp.IS_ACTIVE] != 0 and s.qp[q + Qp.SND_NXT] == reached:
+        s.qp[q + Qp.RTO_ARMED] = 0  # it paces, waits after an RNR NAK or is paused
+        return
+    if reached > s.qp[q + Qp.RTO_PSN]:
+        s.qp[q + Qp.RTO_PSN] = reached  # it moves: the acknowledgements in between would have restarted the timer
+        s.qp[q + Qp.RETRIES] = 0
+    else:
+        s.qp[q + Qp.TIMEOUTS] += 1
+        s.qp[q + Qp.RETRIES] += 1
+        if s.qp[q + Qp.RETRIES] > s.qp[q + Qp.RETRY_CNT]:
+            fail(s, q, t, E_RETRY_EXC)
+            return
+        go_back(s, q, max(reached, s.msg[oldest + Msg.PSN]), t, 0)
+    push(s, line, t + s.line[line], TIMEOUT, q, 0, s.qp[q + Qp.GENERATION])
+
+
+@inner
+def fail(s: View, q: int, t: int, kind: int) -> None:
+    """Retries are used up: the QP goes to the error state."""
+    s.qp[q + Qp.STATE] = 0
+    deactivate(s, q)
+    report(s, t, kind, q, s.qp[q + Qp.UNA_MSG])
+    s.sc[Sc.STOP] = 1
+
+
+@inner
+def host_arrival(s: View, k: int, t: int) -> None:
+    """A packet reaches its host: in sequence, or NAK; CE makes a CNP; the last of a message is reported."""
+    qp = s.qp
+    q = s.pk[k + Packet.QP]
+    psn = s.pk[k + Packet.PSN]
+    flags = s.pk[k + Packet.FLAGS]
+    free_packet(s, k)
+    r = qp[q + Qp.PEER]
+    generation = qp[q + Qp.GENERATION]
+    if r < 0 or qp[r + Qp.STATE] == 0 or qp[r + Qp.PEER] != q or flags >> GEN_SHIFT != generation:
+        return  # nobody there: the sender's timer will tell
+    qp[r + Qp.RX_PACKETS] += 1
+    line = qp[r + Qp.CTL_LINE]
+    back_at = t + s.line[line]
+    if flags & CE:
+        qp[r + Qp.RX_MARKED] += 1
+        interval = np.int64(s.cc[Cc.CNP_INTERVAL_PS])
+        if interval == 0 or t - qp[r + Qp.CNP_AT] >= interval:
+            qp[r + Qp.CNP_AT] = t
+            qp[r + Qp.CNPS_SENT] += 1
+            s.sc[Sc.CNPS] += 1
+            push(s, line, back_at, CNP, q, 0, generation)
+    expected = qp[r + Qp.RX_PSN]
+    if qp[r + Qp.RX_GENERATION] != generation:
+        if expected > 0:
+            return  # the sender has been reset, the receiver has not: their PSNs mean different things
+        qp[r + Qp.RX_GENERATION] = generation
+    if psn == expected:
+        if flags & LAST:
+            m = qp[q + Qp.RX_MSG]
+            if s.msg[m + Msg.FLAGS] & M_IMM:
+                if qp[r + Qp.RQ] == 0:
+                    qp[r + Qp.RX_NAKED] = 1
+                    push(s, line, back_at, RNR, q, psn, generation)
+                    return
+                qp[r + Qp.RQ] -= 1
+                s.sc[Sc.STOP] = 1
+            qp[q + Qp.RX_MSG] = s.msg[m + Msg.NEXT]
+            report(s, t, E_DELIVERED, r, m)
+            push(s, line, back_at, ACK, q, m, generation)
+        qp[r + Qp.RX_PSN] = expected + 1
+        qp[r + Qp.RX_NAKED] = 0
+    elif psn > expected:
+        qp[r + Qp.OUT_OF_SEQUENCE] += 1
+        if qp[r + Qp.RX_NAKED] == 0:
+            qp[r + Qp.RX_NAKED] = 1
+            push(s, line, back_at, NAK, q, expected, generation)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches: Symphony's pipeline and the shared buffer at arrival, RED and the gate at departure, PFC."""
+
+from __future__ import annotations
+
+from fabric_twin.engine.events import free_packet, push, random32, to_wire
+from fabric_twin.engine.jit import inner
+from fabric_twin.engine.state import (
+    CANDIDATE,
+    CE,
+    DATA,
+    ECT,
+    GAP_BYTES,
+    GATED,
+    GEN_SHIFT,
+    IMM,
+    PFC_OFF,
+    PFC_ON,
+    TRACKED,
+    Hop,
+    Packet,
+    Planes,
+    Port,
+    Qp,
+    Sc,
+    Sw,
+    View,
+)
+from switch_agent.dataplane.constants import AHEAD, MARK, N_JOB
+from switch_agent.dataplane.pipeline import process_packet
+
+__all__ = ["port_advance", "switch_arrival"]
+
+
+@inner
+def port_advance(s: View, p: int, t: int) -> None:
+    """Let the packets leave that are due until `t`; RED and the gate look at the queue they leave behind."""
+    port = s.port
+    pk = s.pk
+    while port[p + Port.Q_HEAD] >= 0 and port[p + Port.PAUSED] == 0:
+        start = max(port[p + Port.FREE_AT], port[p + Port.READY_AT])
+        if start > t:
+            return
+        k = port[p + Port.Q_HEAD]
+        after = pk[k + Packet.NEXT]
+        port[p + Port.Q_HEAD] = after
+        if after < 0:
+            port[p + Port.Q_TAIL] = -1
+        size = pk[k + Packet.SIZE]
+        behind = port[p + Port.Q_BYTES] - size
+        port[p + Port.Q_BYTES] = behind
+        flags = pk[k + Packet.FLAGS]
+        if flags & ECT:
+            red = False
+            if behind > port[p + Port.KMIN]:
+                if behind > port[p + Port.KMAX]:
+                    red = True
+                else:
+                    share = port[p + Port.PMAX] * (behind - port[p + Port.KMIN])
+                    red = random32(s) < share // (port[p + Port.KMAX] - port[p + Port.KMIN])
+            symphony = flags & CANDIDATE != 0 and (flags & GATED == 0 or behind > 0)
+            if red or symphony:
+                if flags & TRACKED:
+                    source = pk[k + Packet.IN_PORT]
+                    row = port[source + Port.ROW]
+                    job = s.route[pk[k + Packet.HOP] + (Hop.JOB - Hop.COLUMNS)]
+                    if symphony:
+                        s.counts[(row * N_JOB + job) * 8 + 4] += 1
+                        s.counts[(row * N_JOB + job) * 8 + 5] += size
+                    if red:
+                        s.counts[(row * N_JOB + job) * 8 + 6] += 1
+                        s.counts[(row * N_JOB + job) * 8 + 7] += size
+                if red:
+                    port[p + Port.MARKED] += 1
+                flags |= CE
+            pk[k + Packet.FLAGS] = flags & ~(CANDIDATE | GATED | TRACKED)
+
+        node = port[p + Port.NODE]
+        source = pk[k + Packet.IN_PORT]
+        s.sw[node + Sw.USED] -= size
+        waiting = port[source + Port.IN_BYTES] - size
+        port[source + Port.IN_BYTES] = waiting
+        if port[source + Port.XOFF] != 0:
+            limit = ((s.sw[node + Sw.BUFFER] - s.sw[node + Sw.USED]) >> s.sc[Sc.PFC_SHIFT]) - s.sc[Sc.PFC_RESUME_OFFSET]
+            if waiting <= limit or waiting == 0:
+                port[source + Port.XOFF] = 0
+                push(s, s.sc[Sc.PFC_LINE], max(t, start + port[source + Port.DELAY_PS]), PFC_OFF, source, 0, 0)
+
+        wire = size + GAP_BYTES
+        busy = wire * port[p + Port.PS_PER_BYTE]
+        port[p + Port.FREE_AT] = start + busy
+        to_wire(s, p, k, start + busy + port[p + Port.DELAY_PS], wire)
+
+
+@inner
+def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
+    """A packet comes in over link `p`: Symphony's pipeline, admission, PFC, egress queue."""
+    port = s.port
+    pk = s.pk
+    node = port[p + Port.PEER]
+    q = pk[k + Packet.QP]
+    hop = pk[k + Packet.HOP]
+    egress = s.route[hop + (Hop.COLUMNS + Hop.PORT)]
+    size = pk[k + Packet.SIZE]
+    flags = pk[k + Packet.FLAGS]
+    pipeline = s.sw[node + Sw.PIPELINE]
+    if pipeline >= 0 and flags & DATA:
+        job = s.route[hop + Hop.JOB]
+        # a packet of a QP that has been reset meanwhile passes untouched: its port and PSN are no longer known
+        if job >= 0 and s.enabled[pipeline * N_JOB + job] != 0 and flags >> GEN_SHIFT == s.qp[q + Qp.GENERATION]:
+            row = port[p + Port.ROW]
+            params = planes.params[pipeline, job]
+            block = s.route[hop + Hop.BLOCK] + (port[egress + Port.INDEX] & params[0])
+            verdict = process_packet(
+                planes.regs,
+                row,
+                planes.lut,
+                pipeline,
+                block,
+                params,
+                s.qp[q + Qp.SPORT],
+                (pk[k + Packet.PSN] + s.qp[q + Qp.PSN_OFFSET]) & 0xFFFFFF,
+                flags & IMM != 0,
+                s.qp[q + Qp.SIG],
+                s.qp[q + Qp.SLOT],
+                t // 256000,
+                random32(s),
+            )
+            flags |= TRACKED
+            s.counts[(row * N_JOB + job) * 8 + 0] += 1
+            s.counts[(row * N_JOB + job) * 8 + 1] += size
+            if verdict & AHEAD:
+                s.counts[(row * N_JOB + job) * 8 + 2] += 1
+                s.counts[(row * N_JOB + job) * 8 + 3] += size
+                if verdict & MARK:
+                    flags |= CANDIDATE
+                    if params[1] != 0:
+                        flags |= GATED
+            pk[k + Packet.FLAGS] = flags
+    used = s.sw[node + Sw.USED] + size
+    if used > s.sw[node + Sw.BUFFER]:
+        port[egress + Port.DROPPED] += 1
+        s.sc[Sc.DROPS] += 1
+        free_packet(s, k)
+        return
+    s.sw[node + Sw.USED] = used
+    if used > s.sw[node + Sw.MAX_USED]:
+        s.sw[node + Sw.MAX_USED] = used
+    waiting = port[p + Port.IN_BYTES] + size
+    port[p + Port.IN_BYTES] = waiting
+    if (
+        s.sc[Sc.PFC_ON] != 0
+        and port[p + Port.XOFF] == 0
+        and waiting > (s.sw[node + Sw.BUFFER] - used) >> s.sc[Sc.PFC_SHIFT]
+    ):
+        port[p + Port.XOFF] = 1
+        push(s, s.sc[Sc.PFC_LINE], t + port[p + Port.DELAY_PS], PFC_ON, p, 0, 0)
+
+    pk[k + Packet.HOP] = hop + Hop.COLUMNS
+    pk[k + Packet.IN_PORT] = p
+    pk[k + Packet.NEXT] = -1
+    port_advance(s, egress, t)
+    tail = port[egress + Port.Q_TAIL]
+    port[egress + Port.Q_TAIL] = k
+    queued = port[egress + Port.Q_BYTES] + size
+    port[egress + Port.Q_BYTES] = queued
+    if queued > port[egress + Port.MAX_Q_BYTES]:
+        port[egress + Port.MAX_Q_BYTES] = queued
+    if tail < 0:
+        port[egress + Port.Q_HEAD] = k
+        port[egress + Port.READY_AT] = t
+        port_advance(s, egress, t)
+    else:
+        pk[tail + Packet.NEXT] = k

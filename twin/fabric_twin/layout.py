@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topology as the engine's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fabric_twin.engine.dcqcn import CcQp
+from fabric_twin.engine.state import (
+    ACTIVE_MAX,
+    GAP_BYTES,
+    MAX_DISTANCES,
+    MTU_HEADER_BYTES,
+    NEVER,
+    Ctl,
+    Event,
+    Hop,
+    Msg,
+    Packet,
+    Planes,
+    Port,
+    Qp,
+    Sc,
+    Sw,
+    View,
+    new_pool,
+)
+from fabric_twin.presets import DCQCN_SETS, Preset
+from fabric_twin.topology import Topology
+from switch_agent.dataplane.constants import N_JOB
+from switch_agent.dataplane.pipeline import new_lookups, new_registers
+
+__all__ = ["NUM_PIPES", "QP_ROWS", "RTO_LINES", "new_state", "seed_random", "set_margin"]
+
+NUM_PIPES = 4
+RTO_LINES = 8
+"""Different ACK timeouts that may be in use."""
+QP_ROWS = 64
+"""QPs there is room for at first; the arrays grow."""
+
+
+def new_state(preset: Preset, topology: Topology, seed: int) -> tuple[View, Planes]:
+    """All arrays of a fabric at time 0, with nothing on its way."""
+    n_ports = len(topology.ports)
+    n_switches = len(topology.switches)
+    n_lines = 1 + RTO_LINES + MAX_DISTANCES  # pause frames, timeouts, acknowledgements by distance
+    size = 1 << (n_ports + n_lines - 1).bit_length()
+    sc = np.zeros(Sc.COLUMNS, dtype=np.int64)
+    key = np.full(size, NEVER, dtype=np.int64)
+    win = np.zeros(2 * size, dtype=np.int32)
+    win[size:] = np.arange(size)
+    for i in range(size - 1, 0, -1):
+        win[i] = win[2 * i]
+    pk = new_pool(16384, Packet.COLUMNS)
+    ctl = new_pool(16384, Ctl.COLUMNS)
+    sc[Sc.FREE_PACKETS] = len(pk) // Packet.COLUMNS
+    sc[Sc.FREE_CTLS] = len(ctl) // Ctl.COLUMNS
+    sc[Sc.N_PORTS], sc[Sc.CTL_BASE], sc[Sc.TREE_SIZE] = n_ports, n_ports, size
+    sc[Sc.PFC_LINE] = 0
+    sc[Sc.PFC_ON] = int(preset.pfc)
+    sc[Sc.PFC_SHIFT] = 3
+    sc[Sc.PFC_RESUME_OFFSET] = 3072
+    port = np.zeros((n_ports, Port.COLUMNS), dtype=np.int64)
+    for info in topology.ports:
+        row = port[info.index]
+        row[Port.PS_PER_BYTE] = round(8000 / info.gbps)
+        row[Port.DELAY_PS] = round(info.delay_us * 1e6)
+        row[Port.NODE] = info.node * Sw.COLUMNS if info.node >= 0 else -1
+        row[Port.PEER] = info.peer * Sw.COLUMNS if info.peer >= 0 else -1
+        row[Port.HOST] = info.host
+        row[[Port.Q_HEAD, Port.Q_TAIL, Port.FLIGHT_HEAD, Port.FLIGHT_TAIL]] = -1
+        row[Port.INDEX] = info.slot
+        row[Port.KMIN], row[Port.KMAX] = preset.kmin, preset.kmax
+        row[Port.PMAX] = round(preset.pmax * 2**32)
+        tor = info.peer if 0 <= info.peer < preset.tors else -1
+        row[Port.ROW] = -1 if tor < 0 else tor * NUM_PIPES + (0 if info.node < 0 else 1)
+    sw = np.zeros((n_switches, Sw.COLUMNS), dtype=np.int64)
+    sw[:, Sw.BUFFER] = preset.buffer_bytes
+    sw[:, Sw.PIPELINE] = [s.index if s.tier == 0 else -1 for s in topology.switches]
+    line = np.full((n_lines, 4), -1, dtype=np.int64)
+    view = View(
+        sc=sc,
+        key=key,
+        win=win,
+        port=port.reshape(-1),
+        sw=sw.reshape(-1),
+        pk=pk,
+        ctl=ctl,
+        line=line.reshape(-1),
+        qp=np.zeros(QP_ROWS * Qp.COLUMNS, dtype=np.int64),
+        route=np.zeros(1024 * Hop.COLUMNS, dtype=np.int64),
+        ccq=np.zeros(QP_ROWS * CcQp.COLUMNS, dtype=np.float64),
+        cc=DCQCN_SETS[preset.dcqcn].vector(),
+        msg=new_pool(1024, Msg.COLUMNS),
+        active=np.zeros(preset.n_hosts * ACTIVE_MAX, dtype=np.int32),
+        out=np.zeros(8192 * Event.COLUMNS, dtype=np.int64),
+        enabled=np.zeros(preset.tors * N_JOB, dtype=np.uint8),
+        counts=np.zeros(preset.tors * NUM_PIPES * N_JOB * 8, dtype=np.int64),
+    )
+    planes = Planes(
+        regs=new_registers(preset.tors * NUM_PIPES),
+        lut=new_lookups(preset.tors),
+        params=np.zeros((preset.tors, N_JOB, 10), dtype=np.int64),
+    )
+    seed_random(view, seed)
+    set_margin(view)
+    return view, planes
+
+
+def seed_random(view: View, seed: int) -> None:
+    """Start the generator of RED's and Symphony's coins."""
+    word = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] | np.uint64(1)
+    view.sc[Sc.RNG] = word.astype(np.int64)
+
+
+def set_margin(view: View) -> None:
+    """Free records kept for one event: a NIC that catches up sends at most what fits on its wire."""
+    smallest = (MTU_HEADER_BYTES + GAP_BYTES) * view.port[Port.PS_PER_BYTE :: Port.COLUMNS]
+    view.sc[Sc.MARGIN] = 256 + int((view.port[Port.DELAY_PS :: Port.COLUMNS] // smallest).max())
