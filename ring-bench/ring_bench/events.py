@@ -46,6 +46,8 @@ class EventSender:
         group_of: Group of a world rank.
         token: Bearer token, or None.
         warn: Takes one line when the host-agent does not answer; called at most once.
+        capacity: Most events that wait to be sent.
+        shift_ns: Added to all times: brings them onto rank 0's clock, so that events of all hosts share an axis.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class EventSender:
         token: str | None,
         warn: Callable[[str], None],
         capacity: int = _CAPACITY,
+        shift_ns: int = 0,
     ) -> None:
         self._url = url
         self._head = {"run": run, "clock": clock, "host": host}
@@ -66,6 +69,7 @@ class EventSender:
         self._token = token
         self._warn: Callable[[str], None] | None = warn
         self._capacity = capacity
+        self._shift_ns = shift_ns
         self._events: list[Event] = []
         self._collectives: list[Collective] = []
         self._dropped = 0
@@ -78,14 +82,15 @@ class EventSender:
         """Take a step event (see `ring_bench.rank.Observer`)."""
         with self._lock:
             if len(self._events) < self._capacity:
-                self._events.append((rank, self._group_of[rank], ring, iteration, step, kind, t_ns))
+                self._events.append((rank, self._group_of[rank], ring, iteration, step, kind, t_ns + self._shift_ns))
             else:
                 self._dropped += 1
 
     def collective(self, record: Collective) -> None:
         """Take the times of a finished iteration of a group: (group, iteration, start, end, busbw in GB/s)."""
+        group, iteration, start_ns, end_ns, busbw_gbps = record
         with self._lock:
-            self._collectives.append(record)
+            self._collectives.append((group, iteration, start_ns + self._shift_ns, end_ns + self._shift_ns, busbw_gbps))
 
     def close(self, result: dict[str, Any] | None) -> int:
         """Send what is left and the result; give the number of dropped events."""

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ring_bench.clocks import clock_identity
 from ring_bench.errors import RendezvousError, UsageError
 from ring_bench.rendezvous import (
     HEARTBEAT_S,
@@ -174,7 +175,7 @@ class Hub:
         with connection:
             try:
                 connection.settimeout(self._timeout_s)
-                send_frame(connection, {"t": "hello", "nonce": member.nonce})
+                send_frame(connection, {"t": "hello", "nonce": member.nonce, "clock": clock_identity()})
                 join = receive_frame(connection)
                 problem = self._admit(member, join)
             except (OSError, EOFError, ValueError, KeyError, TypeError):
@@ -249,7 +250,10 @@ class Hub:
 
     def _take(self, member: _Member, message: dict[str, Any]) -> None:
         kind = message["t"]
-        if kind == "put":
+        if kind == "ask":
+            heard = time.monotonic_ns()
+            member.send({"t": "time", "heard": heard, "answered": time.monotonic_ns()})
+        elif kind == "put":
             with self._lock:
                 gathered = self._puts.setdefault(message["n"], {})
                 gathered.update(message["data"])

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["OverlapTracker", "StepChange", "overlap_history", "summarise"]
+__all__ = ["OverlapTracker", "StepChange", "largest_lasting", "overlap_history", "summarise"]
 
 
 class StepChange(NamedTuple):
@@ -147,3 +147,27 @@ def summarise(history: Sequence[tuple[int, int]]) -> tuple[int, float]:
         area += overlap * (end - begin)
     span = history[-1][0] - history[0][0]
     return max(overlap for _, overlap in history), (area / span if span else 0.0)
+
+
+def largest_lasting(history: Sequence[tuple[int, int]], uncertainty_ns: int) -> int | None:
+    """Give the largest overlap that lasted longer than the clocks' uncertainty; None: none did.
+
+    Overlap seen for a shorter time may be an error of the clocks: it is indeterminate, neither there nor not.
+
+    Args:
+        history: See `overlap_history`.
+        uncertainty_ns: How far times of two hosts may be off against each other; 0: one clock, all is certain.
+    """
+    largest = max((overlap for _, overlap in history), default=0)
+    if uncertainty_ns == 0:
+        return largest
+    for level in range(largest, 0, -1):
+        since: int | None = None
+        for t_ns, overlap in history:
+            if overlap >= level:
+                since = t_ns if since is None else since
+            elif since is not None:
+                if t_ns - since > uncertainty_ns:
+                    return level
+                since = None
+    return None

@@ -13,6 +13,9 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
+from ring_bench.clocks import Alignment
 from ring_bench.dtypes import DATATYPES, Array, count_wrong, pattern_offset, poison
 from ring_bench.plan import Plan
 from ring_bench.ring_end import RingEnd, ring_of
@@ -39,6 +42,14 @@ class Record:
     """Completion of the step that this rank received (its sender is the previous rank)."""
     wrong: array[int]
     """Wrong elements per iteration; -1: not verified."""
+
+    def aligned(self, alignment: Alignment) -> Record:
+        """Give the record with its times on rank 0's clock."""
+
+        def shift(times: array[int]) -> array[int]:
+            return array("q", alignment.apply(np.array(times, dtype=np.int64)).tobytes())
+
+        return Record([shift(row) for row in self.post_ns], [shift(row) for row in self.done_ns], self.wrong)
 
     @classmethod
     def from_bytes(cls, post_ns: list[bytes], done_ns: list[bytes], wrong: bytes) -> Record:

@@ -25,9 +25,11 @@ from typing import Any, Protocol, cast
 
 import msgpack
 
+from ring_bench.clocks import Ask, Offset, clock_identity, estimate
 from ring_bench.errors import PeerFailedError, RendezvousError
 
 __all__ = [
+    "CLOCK_ASKS",
     "HEARTBEAT_S",
     "JOIN_TIMEOUT_S",
     "PROTOCOL_VERSION",
@@ -42,12 +44,15 @@ __all__ = [
     "send_frame",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 JOIN_TIMEOUT_S = 30.0
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 VERDICT_S = 0.3
 """How long the hub collects reports of a failure before it names the first one."""
+
+CLOCK_ASKS = 32
+"""How often rank 0's process is asked for the time in one measurement."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -57,6 +62,14 @@ class Rendezvous(Protocol):
 
     def exchange(self, data: Mapping[int, Any]) -> dict[int, Any]:
         """Give each local rank's data, get every rank's; returns when all have given theirs.
+
+        Raises:
+            PeerFailedError: A rank failed meanwhile.
+        """
+        ...
+
+    def measure_clock(self) -> Offset | None:
+        """Find out how far rank 0's clock is ahead of this process's; None: it is the same clock.
 
         Raises:
             PeerFailedError: A rank failed meanwhile.
@@ -94,6 +107,9 @@ class LocalRendezvous:
     def exchange(self, data: Mapping[int, Any]) -> dict[int, Any]:
         """Give the data back."""
         return dict(data)
+
+    def measure_clock(self) -> None:
+        """There is one clock."""
 
     def check(self) -> None:
         """Find nothing."""
@@ -187,6 +203,7 @@ class TcpRendezvous:
         self._address = address
         self._on_failure = on_failure
         self._answers: queue.SimpleQueue[dict[int, Any] | None] = queue.SimpleQueue()
+        self._times: queue.SimpleQueue[tuple[dict[str, Any], int] | None] = queue.SimpleQueue()
         self._failure: dict[str, Any] | None = None
         self._verdict = threading.Event()
         self._all_finished = threading.Event()
@@ -216,6 +233,23 @@ class TcpRendezvous:
             self.check()
             raise RendezvousError(f"the rendezvous at {self._where} ended in the middle of an exchange")
         return answer
+
+    def measure_clock(self) -> Offset | None:
+        """See `Rendezvous.measure_clock`."""
+        if self._hub_clock == clock_identity():
+            return None
+        asks = []
+        for _ in range(CLOCK_ASKS):
+            self.check()
+            asked = time.monotonic_ns()
+            self._send({"t": "ask"})
+            answer = self._times.get()
+            if answer is None:
+                self.check()
+                raise RendezvousError(f"the rendezvous at {self._where} ended while clocks were compared")
+            told, received = answer
+            asks.append(Ask(asked, told["heard"], told["answered"], received))
+        return estimate(asks)
 
     def check(self) -> None:
         """See `Rendezvous.check`."""
@@ -294,6 +328,7 @@ class TcpRendezvous:
             answer = receive_frame(connection)
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise RendezvousError(f"no rendezvous at {self._where}: {error or 'connection closed'}") from error
+        self._hub_clock = str(hello.get("clock"))
         if answer["t"] != "start":
             raise RendezvousError(str(answer.get("message", "the rendezvous refused this process")))
         connection.settimeout(SILENCE_S)
@@ -311,7 +346,9 @@ class TcpRendezvous:
             while True:
                 message = receive_frame(self._socket)
                 kind = message["t"]
-                if kind == "all":
+                if kind == "time":
+                    self._times.put((message, time.monotonic_ns()))
+                elif kind == "all":
                     self._answers.put(message["data"])
                 elif kind == "all_finished":
                     self._all_finished.set()
@@ -334,4 +371,5 @@ class TcpRendezvous:
             self._failure = failure
             self._verdict.set()
             self._answers.put(None)
+            self._times.put(None)
             self._on_failure()

@@ -75,8 +75,14 @@ def row_details(result: SizeResult) -> str:
         parts.append(f"CCT us {_percentiles(result.cct_us)}")
     if result.step_us is not None:
         parts.append(f"step us {_percentiles(result.step_us)}")
-    if result.step_overlap is not None:
-        parts.append(f"step overlap max {result.step_overlap.max} mean {result.step_overlap.mean:.2f}")
+    overlap = result.step_overlap
+    if overlap is not None:
+        largest = "indeterminate" if overlap.max is None else overlap.max
+        parts.append(f"step overlap max {largest} mean {overlap.mean:.2f}")
+        if overlap.seen != overlap.max:
+            parts.append(f"overlap {overlap.seen} was seen too briefly for the clocks")
+    if result.uncertainty_us:
+        parts.append(f"times between hosts +-{result.uncertainty_us:.1f} us")
     return "#   " + "; ".join(parts) if parts else ""
 
 

@@ -21,6 +21,7 @@ from ring_bench.errors import ResultWriteError
 __all__ = [
     "SCHEMA_VERSION",
     "Failure",
+    "HostClock",
     "Overlap",
     "Parameters",
     "Percentiles",
@@ -55,7 +56,8 @@ class Percentiles(_Model):
 class Overlap(_Model):
     """Degree of step overlap over all rings and ranks of the job."""
 
-    max: int
+    max: int | None = Field(description="largest that lasted longer than uncertainty_us; null: indeterminate, none did")
+    seen: int = Field(description="largest seen; more than max: for a time that the clocks cannot resolve")
     mean: float = Field(description="time-weighted, from the first post to the last completion of the size")
 
 
@@ -82,7 +84,9 @@ class SizeResult(_Model):
         description="collective completion time per group and iteration: first post to last completion"
     )
     step_us: Percentiles | None = Field(description="sender's first post to receiver's completion of a step")
+    steps_indeterminate: int = Field(description="step durations in step_us smaller than uncertainty_us, or negative")
     step_overlap: Overlap | None
+    uncertainty_us: float = Field(description="how far a time between two hosts may be off; 0: all share one clock")
     cct_ns: list[list[int]] = Field(description="the samples behind cct_us: [group][iteration]")
 
 
@@ -129,6 +133,16 @@ class Failure(_Model):
     host: str | None = None
     step: int | None = None
     status: str | None = None
+
+
+class HostClock(_Model):
+    """How the times of some ranks were brought onto rank 0's clock."""
+
+    host: str
+    ranks: list[int]
+    offset_ns: int = Field(description="rank 0's clock ahead of this host's, before the run")
+    uncertainty_ns: int = Field(description="largest error of an aligned time")
+    drift_ppm: float | None = Field(description="rank 0's clock faster than this host's; null: not measured again")
 
 
 class Verdicts(_Model):
@@ -199,6 +213,7 @@ class RunResult(_Model):
     fabric: dict[str, JsonValue] = Field(description="what the fabric says about itself")
     started_unix_s: float
     wall_s: float
+    clocks: list[HostClock] = Field(description="hosts with another clock than rank 0's; empty: there is one clock")
     counters: RunCounters | None = Field(description="null: the fabric has no counters, or no device was opened")
     results: list[SizeResult]
     totals: Totals

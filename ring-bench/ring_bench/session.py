@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import signal
@@ -22,16 +21,7 @@ import numpy as np
 
 from ring_bench import report
 from ring_bench.config import Config
-from ring_bench.counters import Snapshot, combine, judge
-from ring_bench.errors import (
-    FabricError,
-    InterruptedRunError,
-    ProviderError,
-    ResultWriteError,
-    RingBenchError,
-    RunError,
-    UsageError,
-)
+from ring_bench.errors import InterruptedRunError, ResultWriteError, RingBenchError, RunError, UsageError
 from ring_bench.events import EventSender
 from ring_bench.hub import Hub
 from ring_bench.launch import Placement
@@ -40,7 +30,6 @@ from ring_bench.rendezvous import Joining, LocalRendezvous, Rendezvous, TcpRende
 from ring_bench.results import (
     Failure,
     Parameters,
-    PortCounters,
     RunResult,
     SizeResult,
     Versions,
@@ -52,6 +41,7 @@ from ring_bench.summary import collective_times, row_of, rows_of, totals_of
 from ring_bench.units import algbw_gbps, busbw_factor
 from ring_bench.verbs import ProviderOptions, open_provider
 from ring_bench.verbs.api import Provider
+from ring_bench.witness import Witness
 
 __all__ = ["Options", "Session", "version"]
 
@@ -97,10 +87,7 @@ class Session:
     _sender: EventSender | None = None
     _world: World | None = None
     _failure: dict[str, Any] | None = None
-    _counters: Snapshot | None = None
-    """At the start."""
-    _ports: list[PortCounters] = field(default_factory=list)
-    """How the counters changed, once that is known."""
+    _witness: Witness | None = None
     _rows_shown: int = 0
     _head_shown: bool = False
     _collectives: dict[int, int] = field(default_factory=dict)
@@ -129,8 +116,10 @@ class Session:
             ranks = self._world.ranks
             records = {number: rank.record for number, rank in ranks.items()}
             complete = min(rank.complete for rank in ranks.values())
-            self._read_counters()
-        rows = rows_of(self._world.plan, records, complete) if self._world is not None else []
+            if self._witness is not None:
+                self._witness.finish()
+        uncertainty_ns = self._witness.uncertainty_ns if self._witness is not None else 0
+        rows = rows_of(self._world.plan, records, complete, uncertainty_ns) if self._world is not None else []
         result = self._result(rows, sorted(records), started, time.monotonic() - clock)
         status = self._conclude(result) or status
         self._leave(result)
@@ -155,6 +144,8 @@ class Session:
                 patience_s=options.timeout_s,
             ),
         )
+        witness = self._witness = Witness(self._provider, self._rendezvous, placement.ranks, config.traffic_class)
+        shift_ns = witness.compare_clocks()
         if options.events_url is not None:
             self._sender = EventSender(
                 options.events_url,
@@ -164,6 +155,7 @@ class Session:
                 group_of={rank: number for number, group in enumerate(config.groups) for rank in group},
                 token=os.environ.get("SYMPHONY_EVENTS_TOKEN"),
                 warn=lambda line: self.err(f"ring-bench: warning: {line}"),
+                shift_ns=shift_ns,
             )
         world = self._world = set_up(
             config,
@@ -175,11 +167,10 @@ class Session:
         )
         if self._leads:
             self.out(report.preamble(config, self._provider, world.hosts, world.plan.mtu, world.plan.segment))
-        with contextlib.suppress(FabricError):  # a fabric that has none
-            self._counters = self._provider.counters()
-        run_ranks(world, self._provider, self._rendezvous, progress=self._progress, at_end=self._read_counters)
-        self._gather_counters()
-        return gather(world, self._rendezvous)
+        witness.start()
+        run_ranks(world, self._provider, self._rendezvous, progress=self._progress, at_end=witness.finish)
+        witness.gather()
+        return witness.align(gather(world, self._rendezvous))
 
     def _meet(self) -> None:
         placement = self.placement
@@ -200,27 +191,6 @@ class Session:
         """Give a name that all processes of this run share and no other run has: rank 0's."""
         own = f"{self.options.job}-{time.time_ns():x}-{os.getpid()}"
         return str(self._rendezvous.exchange(dict.fromkeys(self.placement.ranks, own))[0])
-
-    def _read_counters(self) -> None:
-        """See how they changed since the start. What cannot be read is left out of the result, it ends no run."""
-        if self._provider is None or self._counters is None:
-            return
-        with contextlib.suppress(ProviderError):
-            after = self._provider.counters()
-            if after is not None:
-                self._ports = judge(self._machine, self._counters, after, self.config.traffic_class)
-
-    def _gather_counters(self) -> None:
-        """Bring those of all processes together."""
-        own = [port.model_dump() for port in self._ports]
-        everyone = self._rendezvous.exchange(dict.fromkeys(self.placement.ranks, own))
-        self._ports = [PortCounters(**port) for ports in everyone.values() for port in ports]
-
-    @property
-    def _machine(self) -> str:
-        """Name of the machine whose counters these are; the twin's devices name their hosts."""
-        assert self._provider is not None
-        return "twin" if self._provider.clock == "twin" else platform.node()
 
     def _interrupt(self) -> None:
         if self._provider is not None:
@@ -331,7 +301,8 @@ class Session:
             fabric=dict(fabric.get("description", {})),
             started_unix_s=started,
             wall_s=wall_s,
-            counters=combine(self._ports),
+            clocks=self._witness.clocks if self._witness is not None else [],
+            counters=self._witness.counters if self._witness is not None else None,
             results=rows,
             totals=totals_of(rows),
         )

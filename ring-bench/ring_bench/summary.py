@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ring_bench.config import Config
-from ring_bench.overlap import StepChange, overlap_history, summarise
+from ring_bench.overlap import StepChange, largest_lasting, overlap_history, summarise
 from ring_bench.plan import Plan
 from ring_bench.rank import Record
 from ring_bench.results import Overlap, Percentiles, SizeResult, Totals, percentiles
@@ -41,24 +41,27 @@ def _stack(rows: list[Any]) -> _Times:
     return np.stack([np.frombuffer(row, dtype=np.int64) for row in rows])
 
 
-def rows_of(plan: Plan, records: Mapping[int, Record], complete: int) -> list[SizeResult]:
+def rows_of(plan: Plan, records: Mapping[int, Record], complete: int, uncertainty_ns: int = 0) -> list[SizeResult]:
     """Give the rows of all sizes of all cycles that have a complete timed iteration.
 
     Args:
         plan: The run.
         records: Of the ranks to cover; normally all.
         complete: Leading iterations that every covered rank completed.
+        uncertainty_ns: How far times of two ranks may be off against each other.
     """
     rows = []
     for cycle in range(plan.config.run_cycles):
         for size in range(len(plan.counts)):
-            row = row_of(plan, records, cycle, size, complete)
+            row = row_of(plan, records, cycle, size, complete, uncertainty_ns)
             if row is not None:
                 rows.append(row)
     return rows
 
 
-def row_of(plan: Plan, records: Mapping[int, Record], cycle: int, size: int, complete: int) -> SizeResult | None:
+def row_of(
+    plan: Plan, records: Mapping[int, Record], cycle: int, size: int, complete: int, uncertainty_ns: int = 0
+) -> SizeResult | None:
     """Give the row of one size of one cycle; None when no timed iteration of it is complete."""
     config = plan.config
     per_size = config.warmup_iters + config.iters
@@ -75,6 +78,7 @@ def row_of(plan: Plan, records: Mapping[int, Record], cycle: int, size: int, com
     cct = [_group_times(plan, data, group, iterations) for group in data.groups if group] if timed else []
     time_ns = _mean_iteration_ns(plan, data, iterations) if timed else None
     algbw = None if time_ns is None else algbw_gbps(size_bytes, time_ns)
+    steps = _step_durations(plan, data, iterations) if timed else []
     return SizeResult(
         cycle=cycle,
         size_bytes=size_bytes,
@@ -87,8 +91,10 @@ def row_of(plan: Plan, records: Mapping[int, Record], cycle: int, size: int, com
         wrong=wrong,
         iterations=len(iterations),
         cct_us=_percentiles_us([end - begin for times in cct for begin, end in times]),
-        step_us=_step_durations(plan, data, iterations) if timed else None,
-        step_overlap=_overlap(plan, data, iterations) if timed and data.whole else None,
+        step_us=_percentiles_us(steps),
+        steps_indeterminate=sum(duration < uncertainty_ns for duration in steps) if uncertainty_ns else 0,
+        step_overlap=_overlap(plan, data, iterations, uncertainty_ns) if timed and data.whole else None,
+        uncertainty_us=uncertainty_ns / 1000,
         cct_ns=[[end - begin for begin, end in times] for times in cct],
     )
 
@@ -97,7 +103,7 @@ def totals_of(rows: list[SizeResult]) -> Totals:
     """Sum up the rows: wrong elements, mean bus bandwidth over the sizes, largest overlap."""
     wrong = [row.wrong for row in rows if row.wrong is not None]
     busbw = [row.busbw_gbps for row in rows if row.busbw_gbps is not None]
-    overlap = [row.step_overlap.max for row in rows if row.step_overlap is not None]
+    overlap = [row.step_overlap.max for row in rows if row.step_overlap and row.step_overlap.max is not None]
     return Totals(
         wrong=sum(wrong) if wrong else None,
         avg_busbw_gbps=sum(busbw) / len(busbw) if busbw else None,
@@ -135,18 +141,17 @@ def _percentiles_us(samples_ns: list[int]) -> Percentiles | None:
     return percentiles([sample / 1000 for sample in samples_ns])
 
 
-def _step_durations(plan: Plan, data: _Records, iterations: range) -> Percentiles | None:
+def _step_durations(plan: Plan, data: _Records, iterations: range) -> list[int]:
     span = slice(iterations.start * plan.steps, iterations.stop * plan.steps)
     pairs = [(rank, data.previous[rank]) for rank in data.done if data.previous[rank] in data.post]
-    if not pairs:
-        return None
-    durations = np.concatenate(
-        [(data.done[rank][:, span] - data.post[sender][:, span]).ravel() for rank, sender in pairs]
-    )
-    return _percentiles_us(durations.tolist())
+    return [
+        duration
+        for rank, sender in pairs
+        for duration in (data.done[rank][:, span] - data.post[sender][:, span]).ravel().tolist()
+    ]
 
 
-def _overlap(plan: Plan, data: _Records, iterations: range) -> Overlap:
+def _overlap(plan: Plan, data: _Records, iterations: range, uncertainty_ns: int) -> Overlap:
     first, last = iterations.start * plan.steps, iterations.stop * plan.steps
     changes = [
         StepChange(t_ns, step, in_flight)
@@ -155,5 +160,6 @@ def _overlap(plan: Plan, data: _Records, iterations: range) -> Overlap:
         for row in rows
         for step, t_ns in enumerate(row[first:last].tolist(), start=first)
     ]
-    largest, mean = summarise(overlap_history(changes))
-    return Overlap(max=largest, mean=mean)
+    history = overlap_history(changes)
+    largest, mean = summarise(history)
+    return Overlap(max=largest_lasting(history, uncertainty_ns), seen=largest, mean=mean)

@@ -183,7 +183,7 @@ def test_a_process_that_falls_silent_counts_as_dead(
             silent,
             {
                 "t": "join",
-                "version": 1,
+                "version": module.PROTOCOL_VERSION,
                 "ranks": [1],
                 "host": "frozen",
                 "pid": 7,
