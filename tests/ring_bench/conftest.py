@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D102 (the calls are those of the contract)
 """Fixtures: an AllReduce on the loopback fabric, and a stand-in for the twin's verbs service."""
 
 from __future__ import annotations
@@ -192,6 +191,7 @@ class FakeTwin:
         return {
             "device": len(self._contexts) - 1,
             **{name: getattr(known, name) for name in known.__slots__},
+            "name": f"twin_h{args['host']}" if isinstance(args["host"], int) else f"twin_{args['host']}",
         }
 
     def do_query_counters(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """AllReduce on the loopback fabric gives exact sums, in every mode, under every order of deliveries.
 
 The fabric itself turns protocol errors into failures: a missing receive (credit) is an RNR error, a wrong PSN or

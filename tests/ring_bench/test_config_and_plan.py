@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """Options are checked against each other; the plan lays out memory and messages."""
 
 from __future__ import annotations

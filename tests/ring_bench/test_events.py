@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D102, D103 (names of tests and helpers say what they state)
 """Step events reach a host-agent, and never hold up a run."""
 
 from __future__ import annotations

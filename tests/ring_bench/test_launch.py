@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """Which ranks a process is, from options and from launchers."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D102, D103 (names of tests and helpers say what they state)
 """The loopback fabric enforces what verbs promise, so that tests on it mean something."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """One process per rank, as mpirun starts them: same results, and a clean end whatever dies."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D102, D103 (names of tests and helpers say what they state)
 """Processes find together, name who is missing or differs, and learn of a failure elsewhere."""
 
 from __future__ import annotations

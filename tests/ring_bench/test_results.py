@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """The result file: its schema, its figures, and that it is written whole or not at all."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """The ring schedule moves every contribution to every rank, exactly once."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """The client of the twin's verbs service, against a stand-in that speaks the wire protocol of the contract."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (names of tests and helpers say what they state)
 """Sizes, bandwidths, element types and the data that make a wrong sum show."""
 
 from __future__ import annotations
