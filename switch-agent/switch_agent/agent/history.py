@@ -27,6 +27,8 @@ ROW: Final = np.dtype(
         ("overlap", np.int32),
         ("alpha", np.int32),
         ("psn_recorded", np.int32),
+        ("score", np.int64),  # of the window that runs: 256 (outpacing - tau all) packets
+        ("window_packets", np.int64),
         ("packets", np.int64),
         ("outpacing", np.int64),
         ("marked_symphony", np.int64),
@@ -72,6 +74,8 @@ class Frame:
             "overlap": int(row["overlap"]),
             "alpha": int(row["alpha"]),
             "psn_recorded": int(row["psn_recorded"]),
+            "score": int(row["score"]),
+            "window_packets": int(row["window_packets"]),
             "packets": {"all": int(row["packets"]), "outpacing": int(row["outpacing"])},
             "marked": {"symphony": int(row["marked_symphony"]), "queue": int(row["marked_queue"])},
             "live_pipes": [pipe for pipe in range(pipes.bit_length()) if pipes >> pipe & 1],

@@ -180,6 +180,7 @@ class AgentCollector(Collector):
         if sampler.last_success_unix_s is not None:
             stamp.add_metric((switch,), sampler.last_success_unix_s)
         counters = (
+            ("symphony_samples", "Samples taken.", sampler.samples),
             ("symphony_sample_failures", "Samples that failed.", sampler.failures),
             (
                 "symphony_sample_ticks_skipped",

@@ -103,6 +103,7 @@ class Sampler:
         self.history = History()
         self.last_success_unix_s: float | None = None
         self.last_duration_s = 0.0
+        self.samples = 0
         self.failures = 0
         self.skipped_ticks = 0
         self.upkeep = Upkeep(lambda plan: self._plan_of == (plan.client, self._version()))
@@ -207,6 +208,7 @@ class Sampler:
             return None
         frame = self._frame(seq, at, plan, reading)
         self.history.append(frame)
+        self.samples += 1
         self.last_success_unix_s = at
         self.last_error = None
         for queue in self._listeners:
@@ -265,6 +267,8 @@ class Sampler:
         rows["overlap"] = reading.overlap
         rows["alpha"] = reading.alpha
         rows["psn_recorded"] = reading.psn_recorded
+        rows["score"] = reading.score
+        rows["window_packets"] = reading.window_packets
         rows["live_pipes"] = reading.live_pipes
         totals = self._totals.advance(plan.job_ids, reading.counters)
         for total, name in zip(totals, _COUNTER_COLUMNS, strict=True):

@@ -1,34 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """One reading of all jobs' registers: the request for it, and what its answer means.
 
-All registers and counters come in one RPC, keyed while that is less than the whole register, wildcard
-otherwise. Everything from the answer's bytes to the rows of a frame is array arithmetic over (job, state
-block, pipe).
+All registers and counters come in one RPC. It names the entries or reads whole registers, whichever is quicker:
+that depends on the number of jobs and on the driver, so a plan tries both at first. Everything from the
+answer's bytes to the rows of a frame is array arithmetic over (job, state block, pipe).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from switch_agent import bfrt_proto as proto
 from switch_agent.agent.entries import SEED, SEED_OPPOSITE
 from switch_agent.agent.tables import COUNTERS, Tables
-from switch_agent.bfrt.bulk import Block, decode_blocks
+from switch_agent.bfrt.bulk import Block, decode_blocks, encode_keyed_reads
 from switch_agent.bfrt.client import Client
 from switch_agent.bfrt.reduce import REDUCTIONS, Reduction, reduce_segments
-from switch_agent.bfrt.requests import read_all, read_keyed
+from switch_agent.bfrt.requests import read_all
 from switch_agent.bfrt.schema import Table
 from switch_agent.dataplane.constants import PSN_SHIFT, STEP_SHIFT
 from switch_agent.errors import CodecError
 
 __all__ = ["Plan", "Reading", "SampledJob", "serial_steps"]
 
-_WILDCARD_SHARE: Final = 4  # from a quarter of a register on, reading all of it is cheaper than naming entries
+_ALWAYS_ALL, _NEVER_ALL = 2, 64
+"""From 1/2 of a register on, all of it is read; below 1/64 never; between them the quicker way is found out."""
+_TRIALS: Final = 3
 
 
 class SampledJob(NamedTuple):
@@ -57,6 +61,8 @@ class Reading:
     window: NDArray[np.int64]
     alpha: NDArray[np.int64]
     psn_recorded: NDArray[np.int64]
+    score: NDArray[np.int64]  # of the window that runs: 256 (outpacing - tau all) packets
+    window_packets: NDArray[np.int64]
     live_pipes: NDArray[np.uint64]
     counters: NDArray[np.uint64]  # (counters in the order of COUNTERS, jobs): packets
 
@@ -69,6 +75,27 @@ class Reading:
     def overlap(self) -> NDArray[np.int64]:
         """Degree of step overlap: distance + 1, 0 for a job without packets or with nothing in flight."""
         return np.where(self.live, np.maximum(self.distance + 1, 0), 0)
+
+
+class _Ways:
+    """Requests for the same thing: each is tried, then the quickest is used."""
+
+    def __init__(self, requests: Sequence[bytes]) -> None:
+        self._requests = requests
+        self._trials = 0
+        self._best = [math.inf] * len(requests)
+
+    @contextmanager
+    def next(self) -> Iterator[bytes]:
+        """Give the request to use; the time that the block takes is its time, unless it raises."""
+        if self._trials < _TRIALS * len(self._requests):
+            way = self._trials % len(self._requests)
+        else:
+            way = self._best.index(min(self._best))
+        started = time.perf_counter()
+        yield self._requests[way]
+        self._trials += 1
+        self._best[way] = min(self._best[way], time.perf_counter() - started)
 
 
 def serial_steps(later: NDArray[np.int64], earlier: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -92,27 +119,26 @@ class Plan:
         lengths = np.array([job.n_states for job in jobs], np.intp)
         self.job_of_state = np.repeat(np.arange(len(jobs)), lengths)
         self.starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.intp)
-        self.request = client.read_request(self._entities())
+        self._ways = _Ways(list(self._requests()))
 
-    def _entities(self) -> list[proto.Entity]:
-        entities: list[proto.Entity] = []
-
-        def ask(table: Table, key: str, indexes: Sequence[int]) -> None:
-            if len(indexes) * _WILDCARD_SHARE >= table.size:
-                entities.append(read_all(table, from_hw=True))
-            else:
-                entities.extend(read_keyed(table, {key: index}, from_hw=True) for index in indexes)
-
+    def _requests(self) -> Iterator[bytes]:
+        """Yield the requests that may be the quickest: by key, then of whole registers."""
         tables = self.tables
-        for table in (tables.steps, tables.psn_rec, tables.window_start, tables.alpha):
-            ask(table, "$REGISTER_INDEX", [int(index) for index in self.states])
-        for table in tables.counters.values():
-            ask(table, "$COUNTER_INDEX", [job.job_id for job in self.jobs])
-        return entities
+        asked: list[tuple[Table, NDArray[np.uint32] | NDArray[np.int32]]] = [
+            *((table, self.states) for table in tables.state_registers),
+            *((table, self.job_ids) for table in tables.counters.values()),
+        ]
+        share = max(len(self.states) / tables.n_state, len(self.job_ids) / tables.n_job)
+        if share * _ALWAYS_ALL < 1:
+            keyed = [encode_keyed_reads(table, index) for table, index in asked]
+            yield b"".join([self.client.read_request([]), *keyed])
+        if share * _NEVER_ALL >= 1:
+            yield self.client.read_request([read_all(table, from_hw=True) for table, _ in asked])
 
     async def read(self, timeout: float) -> Reading:
         """Read and decode everything. Raises BfrtError; there is no half a reading."""
-        blocks = decode_blocks(await self.client.read_raw(self.request, timeout=timeout))
+        with self._ways.next() as request:
+            blocks = decode_blocks(await self.client.read_raw(request, timeout=timeout))
         tables = self.tables
         state_cells = {
             field: _rows(blocks, table, field, self.states).astype(np.uint32)
@@ -121,6 +147,8 @@ class Plan:
                 (tables.steps, "Ingress.steps.mx"),
                 (tables.psn_rec, "Ingress.psn_rec.f1"),
                 (tables.window_start, "Ingress.window_start.f1"),
+                (tables.score, "Ingress.score.score"),
+                (tables.score, "Ingress.score.count"),
                 (tables.alpha, "Ingress.alpha.f1"),
             )
         }
@@ -142,9 +170,9 @@ class Plan:
         # A job without any live cell shows its start values.
         considered = live_cells | ~live[self.job_of_state][:, None]
 
-        def combined(field: str, which: NDArray[np.bool_] = considered) -> NDArray[np.int64]:
-            flat = cells[field].astype(np.uint64).ravel()
-            return reduce_segments(flat, which.ravel(), starts, REDUCTIONS[field])
+        def combined(field: str) -> NDArray[np.int64]:
+            signed = cells[field].view(np.int32) if field == "Ingress.score.score" else cells[field]
+            return reduce_segments(signed.astype(np.uint64).ravel(), considered.ravel(), starts, REDUCTIONS[field])
 
         bits = live_cells * (np.uint64(1) << np.arange(pipes, dtype=np.uint64))
         return Reading(
@@ -158,6 +186,8 @@ class Plan:
             window=combined("Ingress.window_start.f1"),
             alpha=combined("Ingress.alpha.f1"),
             psn_recorded=combined("Ingress.psn_rec.f1") >> PSN_SHIFT,
+            score=combined("Ingress.score.score"),
+            window_packets=combined("Ingress.score.count"),
             live_pipes=np.bitwise_or.reduceat(np.bitwise_or.reduce(bits, axis=1), self.starts),
             counters=counters,
         )
@@ -173,14 +203,9 @@ class Plan:
         rows = np.flatnonzero(jobs[self.job_of_state])
         states = self.states[rows]
         steps, window_start = self.tables.steps, self.tables.window_start
-        entities: list[proto.Entity] = []
-        for table in (steps, window_start):
-            if len(states) * _WILDCARD_SHARE >= table.size:
-                entities.append(read_all(table, from_hw=True))
-            else:
-                keys = ({"$REGISTER_INDEX": int(state)} for state in states)
-                entities.extend(read_keyed(table, key, from_hw=True) for key in keys)
-        blocks = decode_blocks(await self.client.read_raw(self.client.read_request(entities), timeout=timeout))
+        pieces = [encode_keyed_reads(table, states) for table in (steps, window_start)]
+        request = b"".join([self.client.read_request([]), *pieces])
+        blocks = decode_blocks(await self.client.read_raw(request, timeout=timeout))
         low, high = reading.min_cells.copy(), reading.max_cells.copy()
         low[rows] = _rows(blocks, steps, "Ingress.steps.mn", states)
         high[rows] = _rows(blocks, steps, "Ingress.steps.mx", states)

@@ -268,6 +268,7 @@ class Agent:
                 "interval_ms": self.options.sample_interval * 1000,
                 "last_success_unix_s": self.sampler.last_success_unix_s,
                 "last_duration_ms": round(self.sampler.last_duration_s * 1000, 3),
+                "samples": self.sampler.samples,
                 "failures": self.sampler.failures,
                 "skipped_ticks": self.sampler.skipped_ticks,
                 "last_error": self.sampler.last_error,

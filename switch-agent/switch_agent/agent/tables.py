@@ -62,9 +62,14 @@ class Tables:
         )
 
     @property
+    def state_registers(self) -> tuple[Table, ...]:
+        """The registers of which each state block has an entry."""
+        return self.steps, self.psn_rec, self.window_start, self.score, self.alpha
+
+    @property
     def n_state(self) -> int:
         """State blocks of the program: the smallest state register counts."""
-        return min(table.size for table in (self.steps, self.psn_rec, self.window_start, self.score, self.alpha))
+        return min(table.size for table in self.state_registers)
 
     @property
     def n_job(self) -> int:

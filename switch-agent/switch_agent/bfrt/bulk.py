@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from switch_agent import bfrt_proto as proto
-from switch_agent.bfrt.requests import Entry, insert_update
+from switch_agent.bfrt.requests import Entry, insert_update, read_keyed
 from switch_agent.bfrt.schema import Table
 from switch_agent.errors import CodecError
 
-__all__ = ["Block", "decode_blocks", "encode_register_updates"]
+__all__ = ["Block", "decode_blocks", "encode_keyed_reads", "encode_register_updates"]
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _ENTITIES = 1  # ReadResponse.entities
@@ -190,26 +190,37 @@ def encode_register_updates(
     WriteRequest that has target and client.
     """
     stencil_entry = Entry(key={"$REGISTER_INDEX": 0}, data=dict.fromkeys(fields, 0))
-    update = insert_update(table, stencil_entry, pipe=pipe).SerializeToString()
-    message = proto.WriteRequest()
-    message.updates.add().ParseFromString(update)
-    stencil = message.SerializeToString()
-    _, body = _varint(stencil, 0)
-    _, body = _varint(stencil, body)
-    layout = None
-    for number, first, last in _fields(stencil, body, len(stencil)):
-        if number == 2 and last >= 0:  # Update.entity
-            for inner, entry_start, entry_end in _fields(stencil, first, last):
-                if inner == 1 and entry_end >= 0:
-                    layout = _entry_layout(stencil, entry_start, entry_end, 0)
-    assert layout is not None
-    rows = np.tile(np.frombuffer(stencil, np.uint8), (len(index), 1))
+    message = proto.WriteRequest(updates=[insert_update(table, stencil_entry, pipe=pipe)])
+    by_id = {table.data_field(name).id: values for name, values in fields.items()}
+    return _stencil(message.SerializeToString(), (2, 1), index, by_id)  # Update.entity, Entity.table_entry
+
+
+def encode_keyed_reads(table: Table, index: NDArray[np.uint32] | NDArray[np.int32]) -> bytes:
+    """Encode reads from hardware of these entries of a register or counter, as a piece of a ReadRequest."""
+    (key,) = table.keys
+    message = proto.ReadRequest(entities=[read_keyed(table, {key: 0}, from_hw=True)])
+    return _stencil(message.SerializeToString(), (1,), index.astype(np.uint32), {})  # Entity.table_entry
+
+
+def _stencil(
+    message: bytes, path: tuple[int, ...], index: NDArray[np.uint32], fields: Mapping[int, NDArray[np.uint32]]
+) -> bytes:
+    """Repeat ``message``, which holds one repeated field, with the key and data values of each index.
+
+    ``path`` are the numbers of the fields that lead from the repeated one to the TableEntry.
+    """
+    _, at = _varint(message, 0)
+    _, at = _varint(message, at)
+    end = len(message)
+    for number in path:
+        at, end = next((start, stop) for field, start, stop in _fields(message, at, end) if field == number)
+    layout = _entry_layout(message, at, end, 0)
+    rows = np.tile(np.frombuffer(message, np.uint8), (len(index), 1))
 
     def fill(offset: int, length: int, values: NDArray[np.uint32]) -> None:
         rows[:, offset : offset + length] = values.astype(">u4").view(np.uint8).reshape(len(values), 4)[:, 4 - length :]
 
     fill(*layout.key, index)
-    by_id = {table.data_field(name).id: values for name, values in fields.items()}
     for field_id, offset, length in layout.data:
-        fill(offset, length, by_id[field_id])
+        fill(offset, length, fields[field_id])
     return rows.tobytes()

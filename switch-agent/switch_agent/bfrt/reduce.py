@@ -35,6 +35,8 @@ REDUCTIONS: Final[Mapping[str, Reduction]] = MappingProxyType(
         "Ingress.steps.mx": Reduction.SERIAL_MAX,
         "Ingress.window_start.f1": Reduction.SERIAL_MAX,
         "Ingress.psn_rec.f1": Reduction.MAX,
+        "Ingress.score.score": Reduction.SUM,
+        "Ingress.score.count": Reduction.SUM,
         "Ingress.alpha.f1": Reduction.MAX,
         "$COUNTER_SPEC_PKTS": Reduction.SUM,
         "$COUNTER_SPEC_BYTES": Reduction.SUM,
