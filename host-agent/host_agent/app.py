@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -20,6 +21,9 @@ from host_agent.errors import HostAgentError, PayloadTooLargeError
 from host_agent.hub import Hub
 from host_agent.metrics import HubCollector, metrics_text
 from host_agent.models import EventBatch, JobRequest, SymphonySettings
+from host_agent.nics import NicCounters, NicService
+from host_agent.nics.exporter import NicCollector
+from host_agent.nics.routes import add_nic_routes
 from host_agent.streams import EventStream, StreamSlots, job_events
 from host_agent.views import cct_view, overlap_view, progress_view, switch_series
 
@@ -29,8 +33,16 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 
 
-def create_app(hub: Hub, *, token: str | None = None, local_only: bool = True, max_streams: int = 64) -> FastAPI:
-    """Build the application around a hub.
+def create_app(
+    hub: Hub,
+    *,
+    token: str | None = None,
+    local_only: bool = True,
+    max_streams: int = 64,
+    nics: NicService | None = None,
+    nic_counters: NicCounters | None = None,
+) -> FastAPI:
+    """Build the application around a hub, with this machine's NICs and NIC counters where they are given.
 
     With `token`, state changes need it. With `local_only` (a loopback bind) requests that name another host
     are refused, so that a web page elsewhere cannot reach host-agent through a DNS name of its own (DNS
@@ -40,15 +52,24 @@ def create_app(hub: Hub, *, token: str | None = None, local_only: bool = True, m
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         await hub.start()
+        counting = asyncio.create_task(nic_counters.run()) if nic_counters is not None else None
         try:
             yield
         finally:
+            if counting is not None:
+                counting.cancel()
+                await asyncio.gather(counting, return_exceptions=True)
             await hub.close()
+            if nics is not None:
+                nics.close()
 
     gate = TokenGate(token)
     slots = StreamSlots(max_streams)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(HubCollector(hub, slots))
+    others = {"nics": nic_counters.status} if nic_counters is not None else {}
+    registry.register(HubCollector(hub, slots, others))
+    if nic_counters is not None:
+        registry.register(NicCollector(nic_counters))
     ProcessCollector(registry=registry)
     app = FastAPI(
         title="host-agent",
@@ -66,6 +87,8 @@ def create_app(hub: Hub, *, token: str | None = None, local_only: bool = True, m
     _add_service_routes(app, registry)
     _add_job_routes(app, hub, gate)
     _add_history_routes(app, hub, slots)
+    if nics is not None:
+        add_nic_routes(app, nics, gate)
     return app
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`host-agent serve` runs the service; `host-agent jobs ...` is a thin client of its REST interface.
+"""`host-agent serve` runs the service; `host-agent jobs ...` is a thin client of its REST interface; `host-agent nics`
+and `host-agent doctor` work on this machine themselves, or with --server ask a service.
 
 Exit codes: 0 fine, 1 the request failed, 2 wrong usage or start-up refused. One clear line on stderr;
 tracebacks only with --debug.
@@ -21,13 +22,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import httpx
 import uvicorn
 
 from host_agent.app import create_app
 from host_agent.auth import TOKEN_VARIABLE, is_loopback, load_token
+from host_agent.client import RequestError, call
 from host_agent.errors import BadInputError, HostAgentError
 from host_agent.hub import Hub
+from host_agent.nics import NicCounters, NicService
+from host_agent.nics.commands import add_nic_commands
 from host_agent.store import Store, default_state_dir
 from host_agent.testbed import load_testbed
 
@@ -59,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             raise
         print(f"host-agent: {error.detail}", file=sys.stderr)
-        return 1 if isinstance(error, _RequestError) else 2
+        return 1 if isinstance(error, RequestError) else 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -98,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         action.set_defaults(run=run)
     _add_start(actions.add_parser("start", help="start a benchmark on the twin, or register a job"))
     _add_symphony(actions.add_parser("symphony", help="switch Symphony on or off, or change its settings"))
+    add_nic_commands(commands)
     return parser
 
 
@@ -172,7 +176,13 @@ async def _serve_on(
     url = arguments.url or f"http://{reachable}:{port}"
     store = Store((arguments.state_dir or default_state_dir()).resolve())
     hub = Hub(testbed, store, url=url, ring_bench=arguments.ring_bench)
-    app = create_app(hub, token=token, local_only=is_loopback(host))
+    app = create_app(
+        hub,
+        token=token,
+        local_only=is_loopback(host),
+        nics=NicService(store.root),
+        nic_counters=NicCounters(testbed),
+    )
     attach_page(app, hub)
     config = uvicorn.Config(
         app,
@@ -225,28 +235,8 @@ def _bind(host: str, port: int) -> socket.socket:
 # -- jobs
 
 
-def _call(arguments: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    token = load_token(arguments.token_file)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        answer = httpx.request(method, arguments.server.rstrip("/") + path, json=body, headers=headers, timeout=60)
-    except httpx.HTTPError as error:
-        raise _RequestError(
-            f"no host-agent answers at {arguments.server}: {error}; start `host-agent serve`"
-        ) from error
-    content = answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
-    if answer.is_error:
-        detail = content.get("detail") if isinstance(content, dict) else answer.text[:200]
-        raise _RequestError(f"{method} {path}: {answer.status_code}: {detail}")
-    return content
-
-
-class _RequestError(HostAgentError):
-    """The service said no (its own words are in the detail), or there is none."""
-
-
 def _jobs_list(arguments: argparse.Namespace) -> int:
-    answer = _call(arguments, "GET", "/api/v1/jobs")
+    answer = call(arguments.server, arguments.token_file, "GET", "/api/v1/jobs")
     if arguments.json:
         return _print_json(answer)
     print(f"{'id':>4}  {'name':<24} {'state':<10} {'ranks':>5}  symphony")
@@ -257,15 +247,17 @@ def _jobs_list(arguments: argparse.Namespace) -> int:
 
 
 def _jobs_show(arguments: argparse.Namespace) -> int:
-    return _print_job(arguments, _call(arguments, "GET", f"/api/v1/jobs/{arguments.job}"))
+    return _print_job(arguments, call(arguments.server, arguments.token_file, "GET", f"/api/v1/jobs/{arguments.job}"))
 
 
 def _jobs_stop(arguments: argparse.Namespace) -> int:
-    return _print_job(arguments, _call(arguments, "POST", f"/api/v1/jobs/{arguments.job}/stop"))
+    return _print_job(
+        arguments, call(arguments.server, arguments.token_file, "POST", f"/api/v1/jobs/{arguments.job}/stop")
+    )
 
 
 def _jobs_delete(arguments: argparse.Namespace) -> int:
-    _call(arguments, "DELETE", f"/api/v1/jobs/{arguments.job}")
+    call(arguments.server, arguments.token_file, "DELETE", f"/api/v1/jobs/{arguments.job}")
     return 0
 
 
@@ -292,10 +284,10 @@ def _jobs_start(arguments: argparse.Namespace) -> int:
             "check": not arguments.no_check,
             "payload_scale": arguments.payload_scale,
         }
-    job = _call(arguments, "POST", "/api/v1/jobs", body)
+    job = call(arguments.server, arguments.token_file, "POST", "/api/v1/jobs", body)
     while arguments.wait and job["state"] in ("registered", "running"):
         time.sleep(0.5)
-        job = _call(arguments, "GET", f"/api/v1/jobs/{job['id']}")
+        job = call(arguments.server, arguments.token_file, "GET", f"/api/v1/jobs/{job['id']}")
     _print_job(arguments, job)
     if job["state"] == "failed":
         print(f"host-agent: job {job['id']} failed: {job['error']}", file=sys.stderr)
@@ -314,7 +306,10 @@ def _jobs_symphony(arguments: argparse.Namespace) -> int:
             change[name] = json.loads(value)
         except ValueError:
             change[name] = value
-    return _print_job(arguments, _call(arguments, "PATCH", f"/api/v1/jobs/{arguments.job}/symphony", change))
+    return _print_job(
+        arguments,
+        call(arguments.server, arguments.token_file, "PATCH", f"/api/v1/jobs/{arguments.job}/symphony", change),
+    )
 
 
 def _print_json(answer: Any) -> int:

@@ -5,7 +5,9 @@
     ├── BadInputError                  422 bad_input          the request contradicts itself or the testbed
     │   └── TestbedError               (start-up)             testbed.yaml is missing or wrong
     ├── UnauthorizedError              401 unauthorized       no token, or a wrong one
+    ├── NotPermittedError              403 not_permitted      this process lacks a capability
     ├── UnknownJobError                404 unknown_job
+    ├── UnknownNicError                404 unknown_nic        no such network or RDMA device
     ├── ResultNotReadyError            404 result_not_ready
     ├── ConflictError                  409 conflict           the job is in no state for that
     │   └── CapacityError              409 capacity           no free Job_ID, job_tag or place
@@ -14,6 +16,7 @@
     │   ├── SwitchRefusedError         502 switch_refused     the agent answered, and said no
     │   ├── SwitchUnreachableError     503 switch_unreachable nobody answered
     │   └── PartialUpdateError         502 partial_update     some switches took it, some did not
+    ├── NicError                       502 nic_error          the kernel or a program did not do what was asked
     ├── StreamLimitError               503 stream_limit       too many open event streams
     └── StorageError                   507 storage            the state folder cannot be written
 
@@ -29,6 +32,8 @@ __all__ = [
     "CapacityError",
     "ConflictError",
     "HostAgentError",
+    "NicError",
+    "NotPermittedError",
     "PartialUpdateError",
     "PayloadTooLargeError",
     "ResultNotReadyError",
@@ -40,6 +45,7 @@ __all__ = [
     "TestbedError",
     "UnauthorizedError",
     "UnknownJobError",
+    "UnknownNicError",
 ]
 
 
@@ -81,6 +87,27 @@ class UnknownJobError(HostAgentError):
 
     status = 404
     code = "unknown_job"
+
+
+class NotPermittedError(HostAgentError):
+    """The kernel wants a capability that this process does not have; the text names it."""
+
+    status = 403
+    code = "not_permitted"
+
+
+class UnknownNicError(HostAgentError):
+    """No such network or RDMA device in this namespace."""
+
+    status = 404
+    code = "unknown_nic"
+
+
+class NicError(HostAgentError):
+    """The kernel, a driver or a program did not do what was asked of a NIC."""
+
+    status = 502
+    code = "nic_error"
 
 
 class ResultNotReadyError(HostAgentError):

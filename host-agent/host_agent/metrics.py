@@ -9,7 +9,7 @@ packets, marks) are exported by the switch agents.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from host_agent.hub import Hub
+from host_agent.hub import CollectorStatus, Hub
 from host_agent.jobs import Job
 from host_agent.streams import StreamSlots
 
@@ -33,11 +33,12 @@ STALE_S: Final = 5.0
 
 
 class HubCollector(Collector):
-    """Turns the hub's state into samples."""
+    """Turns the hub's state into samples; `others` are collectors besides the switches, by name."""
 
-    def __init__(self, hub: Hub, slots: StreamSlots) -> None:
+    def __init__(self, hub: Hub, slots: StreamSlots, others: Mapping[str, CollectorStatus] | None = None) -> None:
         self._hub = hub
         self._slots = slots
+        self._others = others or {}
 
     def collect(self) -> Iterator[Metric]:
         """All families; per name only the newest job, so that a reused name gives no duplicate series."""
@@ -128,11 +129,12 @@ class HubCollector(Collector):
             "When a poll last worked.",
             labels=["collector"],
         )
-        for name, status in self._hub.collectors.items():
+        switches = {f"switch:{name}": status for name, status in self._hub.collectors.items()}
+        for name, status in {**switches, **self._others}.items():
             if status.success is not None:
-                success.add_metric([f"switch:{name}"], float(status.success))
+                success.add_metric([name], float(status.success))
             if status.last_success_unix_s is not None:
-                last.add_metric([f"switch:{name}"], status.last_success_unix_s)
+                last.add_metric([name], status.last_success_unix_s)
         streams = GaugeMetricFamily("symphony_event_streams_open", "Open server-sent event streams.", self._slots.open)
         jobs = GaugeMetricFamily("symphony_jobs", "Jobs in host-agent's list.", len(self._hub.jobs))
         yield from (success, last, streams, jobs)
