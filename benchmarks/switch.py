@@ -159,7 +159,7 @@ def agent(folder: Path, bfrt: str, interval_ms: float) -> Iterator[tuple[Process
 @contextlib.contextmanager
 def ring(folder: Path) -> Iterator[None]:
     """100 ranks in 50 pairs, host i of each rack with host i of the other, until the end of the block."""
-    size = ("-b", "8M", "-e", "8M", "-n", "1000000", "-w", "0", "-c", "0", "--payload-scale", "65536")
+    size = ("-b", "64M", "-e", "64M", "-n", "100000", "-w", "0", "-c", "0", "--payload-scale", "65536")
     ranks = ("--world", str(JOBS), "--split", f"MOD {JOBS // 2}", "--verbs", str(folder / "verbs.sock"))
     with running(folder, "ring-bench", str(BIN / "ring-bench"), *ranks, *size) as process:
         time.sleep(1)

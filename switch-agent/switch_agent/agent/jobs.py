@@ -8,6 +8,7 @@ reconcile.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from dataclasses import replace
 
 import grpc
 
+from switch_agent import bfrt_proto as proto
 from switch_agent.agent.entries import (
     classify_entries,
     classify_table,
@@ -150,9 +152,13 @@ class Jobs:
             return await self._move(client, tables, job, changed)
         # Enabling starts the controller afresh: whatever alpha did while nothing was marked is void.
         updates = gain_resets(changed, tables) if changed.enabled and not job.enabled else []
-        entry = params_entry(changed)
-        await client.write([*updates, upsert_update(tables.params, entry)])
-        await self._verify(client, tables.params, [entry])
+        before, entry = params_entry(job), params_entry(changed)
+        updates.append(upsert_update(tables.params, entry))
+        if entry == before:  # then a read-back would show it written or not
+            await client.write(updates)
+            await self._verify(client, tables.params, [entry])
+        else:
+            await self._write_reading_back(client, tables.params, entry, updates)
         self._commit(changed, moved=False)
         return changed
 
@@ -215,12 +221,29 @@ class Jobs:
         """Read entries back from hardware and compare."""
         found = await client.read_keys(table, [entry.key for entry in entries], from_hw=True)
         for entry, current in zip(entries, found, strict=True):
-            if current is None or current.action != entry.action or dict(current.data) != dict(entry.data):
+            if not _holds(current, entry):
                 state = "is missing" if current is None else f"reads {current.action} {dict(current.data)}"
                 raise ReconcileError(
                     f"{describe(table, entry.key)} on switch {client.address} {state} after it was written; "
                     "is another program changing the tables?"
                 )
+
+    async def _write_reading_back(
+        self, client: Client, table: Table, entry: Entry, updates: list[proto.Update]
+    ) -> None:
+        """Write, with the read-back already under way, which spares a round trip.
+
+        When the switch takes the read first it shows the values of before, and is repeated.
+        """
+        reading = asyncio.create_task(client.read_keys(table, [entry.key], from_hw=True))
+        try:
+            await client.write(updates)
+            (found,) = await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        if not _holds(found, entry):
+            await self._verify(client, table, [entry])
 
     def _commit(self, job: Job, *, moved: bool = True) -> None:
         self._store.save(job)
@@ -287,6 +310,10 @@ class Jobs:
                     f"table {table.short_name} has room for {table.size - used} more entries, job "
                     f"{job.job_id} needs {count}: delete a job, or use flows with dst null",
                 )
+
+
+def _holds(current: Entry | None, wanted: Entry) -> bool:
+    return current is not None and (current.action, dict(current.data)) == (wanted.action, dict(wanted.data))
 
 
 def _first_fit(jobs: list[Job], length: int, size: int) -> int | None:

@@ -73,7 +73,7 @@ def build_app(agent: Agent, token: str | None = None) -> FastAPI:
     app = FastAPI(title="switch-agent", version="1", lifespan=lifespan, redoc_url=None)
     _add_error_handlers(app)
 
-    def authorised(request: Request) -> None:
+    async def authorised(request: Request) -> None:  # async: a plain function would run in a thread
         if token is None:
             return
         given = request.headers.get("Authorization", "")

@@ -7,6 +7,7 @@ Names and widths come from :mod:`switch_agent.dataplane.program`; ids and sizes 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from switch_agent.bfrt.schema import Schema, Table
@@ -40,6 +41,7 @@ class Tables:
     counters: dict[str, Table]
 
     @classmethod
+    @lru_cache(maxsize=2)
     def of(cls, schema: Schema) -> Tables:
         """Look everything up; :func:`check_schema` has reported what is missing before."""
 

@@ -145,11 +145,12 @@ def _runs(raw: bytes) -> Iterator[tuple[_Layout, NDArray[np.uint8]]]:
             raise CodecError("the switch's answer has an entity that is no table entry")
         count = min((size - at) // step, _RUN_LIMIT)
         rows = data[at : at + count * step].reshape(count, step)
-        fixed = np.ones(step, np.bool_)
+        fixed = np.full(step, 0xFF, np.uint8)
         for offset, width in layout.spans():
-            fixed[offset : offset + width] = False
-        differs = ((rows ^ rows[0]) * fixed).any(axis=1)
-        count = int(differs.argmax()) if differs.any() else count
+            fixed[offset : offset + width] = 0
+        differs = (rows ^ rows[0]) & fixed
+        if differs.any():
+            count = int(differs.any(axis=1).argmax())
         yield layout, rows[:count]
         at += count * step
 

@@ -33,8 +33,8 @@ from switch_agent.errors import BfrtError, ReadError, SwitchBusyError, SwitchUna
 
 __all__ = ["BATCH", "Client", "open_channel"]
 
-BATCH = 250
-"""Updates per Write. Failing batches answer with one error per update in the metadata, which is bounded."""
+BATCH = 1000
+"""Updates per Write. Failing batches answer with one error per update in the metadata, which is bounded (4 MiB)."""
 
 _GIB = 1 << 30
 _BUSY_PATIENCE_S = 5.0

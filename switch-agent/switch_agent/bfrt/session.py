@@ -104,6 +104,7 @@ class Session:
         self.owner_text: str | None = None
         self.client_id: int | None = None
         self.schema: Schema | None = None
+        self._schema_source: tuple[bytes, bytes] | None = None
         self.programs: tuple[str, ...] = ()
         self.generation = 0
         """Counts sessions that came up; hardware counters may have restarted between two of them."""
@@ -372,7 +373,7 @@ class Session:
         return True
 
     async def _fetch_schema(self, client: Client) -> Schema:
-        """Fetch and check the schema; parsing is skipped when its digest is the one we know."""
+        """Fetch and check the schema; what is known already, byte for byte, is not parsed again."""
         answer = await client.get_config()
         self.programs = tuple(config.p4_name for config in answer.config)
         name, address = self.options.p4_name, self.options.address
@@ -382,7 +383,10 @@ class Session:
                 f"switch {address} has no program {name}; it has {', '.join(self.programs) or 'none'}",
                 self.programs,
             )
-        schema = Schema.parse(name, config.bfruntime_info, answer.non_p4_config.bfruntime_info, self.options.signed)
+        source = (config.bfruntime_info, answer.non_p4_config.bfruntime_info)
+        if self.schema is not None and source == self._schema_source:
+            return self.schema
+        schema = Schema.parse(name, *source, self.options.signed)
         if self.schema is not None and self.schema.digest != schema.digest:
             log.warning("program %s on switch %s changed: schema %s", name, address, schema.digest[:12])
         problems = self._check(schema)
@@ -392,4 +396,5 @@ class Session:
                 f"({len(problems)} problems): {'; '.join(problems)}",
                 problems,
             )
+        self._schema_source = source
         return schema
