@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from fabric_twin.presets import get_preset
+
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from twin import RingDriver
 
@@ -24,7 +26,9 @@ STEPS = 120
 @pytest.fixture(scope="module")
 def runs() -> dict[str, list[dict[str, Any]]]:
     """Variant -> the figures of each seed."""
-    return {v: [RingDriver("demo", STEPS, v, seed).run() for seed in SEEDS] for v in ("off", "paper", "refined")}
+    return {
+        v: [RingDriver(get_preset("demo"), STEPS, v, seed).run() for seed in SEEDS] for v in ("off", "paper", "refined")
+    }
 
 
 def test_without_symphony_the_steps_drift_apart(runs: dict[str, list[dict[str, Any]]]) -> None:
