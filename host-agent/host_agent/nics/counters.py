@@ -107,7 +107,7 @@ class NicCounters:
     def samples(self) -> Sequence[PortSample]:
         """The newest sample of each port that is not too old."""
         oldest = time.monotonic() - STALE_INTERVALS * self.interval_s
-        return [sample for sample in self._samples.values() if sample.taken_s >= oldest]
+        return [sample for sample in self._samples.values() if sample.taken_s > oldest]
 
     def _read_ports(self) -> tuple[list[PortSample], str | None]:
         machine = Machine(sys=self.sys)
