@@ -70,13 +70,13 @@ def _show(arguments: argparse.Namespace) -> int:
             answer = service.show()
     if arguments.json:
         return _print(answer)
-    print(f"{'netdev':<15} {'state':<8} {'MTU':>5}  {'RDMA device':<14} {'usable GIDs':<24} addresses")
+    print(f"{'netdev':<15} {'state':<14} {'MTU':>5}  {'RDMA device':<14} {'usable GIDs':<24} addresses")
     for nic in answer["nics"]:
         rdma = nic["rdma"]
         device = f"{rdma['device']}/{rdma['port']}" if rdma else "-"
         usable = ", ".join(str(gid["index"]) for gid in rdma["gids"] if gid["rejected"] is None) if rdma else "-"
         print(
-            f"{nic['netdev'] or '-':<15} {nic['state'] or '-':<8} {nic['mtu'] or '-':>5}  {device:<14} "
+            f"{nic['netdev'] or '-':<15} {nic['state'] or '-':<14} {nic['mtu'] or '-':>5}  {device:<14} "
             f"{usable or 'none':<24} {', '.join(nic['addresses']) or '-'}"
         )
     for change in answer["changed"]:

@@ -50,7 +50,7 @@ class NicWish(_Model):
     """Exactly these priorities have the reaction point on."""
     cnp_dscp: Annotated[int, Field(ge=0, le=63)] | None = None
     cnp_priority: Priority | None = None
-    rxe: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,31}$")] | None = None
+    rxe: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,30}$")] | None = None
     """Name of a soft-RoCE device on it."""
 
     @field_validator("addresses")
