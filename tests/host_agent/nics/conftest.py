@@ -73,7 +73,7 @@ def namespace() -> Iterator[Namespace]:
         made = Namespace()
     except (RuntimeError, FileNotFoundError) as error:
         reason = f"network namespaces need root and iproute2: {error}"
-        if os.environ.get("SYMPHONY_CI"):
+        if os.environ.get("SYMPHONY_SKIP_MISSING_TOOLS") != "1":
             pytest.fail(reason)
         pytest.skip(reason)
     yield made
