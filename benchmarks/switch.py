@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -292,37 +293,49 @@ async def _restarts(count: int, testbed: dict[str, Any], address: str) -> list[f
     took = []
     for number in range(count):
         sessions = look("GET", "/api/v1/switch")[1]["sessions"]
-        halt = asyncio.Event()
-        toggling = asyncio.create_task(asyncio.to_thread(_toggle_until, halt, change, enabled))
-        await asyncio.sleep(0.1)
+        toggler = Toggler(change, enabled)
+        toggler.start()
+        while toggler.confirmed < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         body = {"down_s": DOWN_S[number % len(DOWN_S)]}
         status, answer = await asyncio.to_thread(fabric, "POST", f"/api/v1/switches/{switch['name']}/restart", body)
         assert status == 200, answer
         began = time.perf_counter()
-        while (view := look("GET", "/api/v1/switch")[1])["state"] != "ready" or view["sessions"] == sessions:
+        while (view := look("GET", "/api/v1/switch")[1])["state"] != "ready" or view["sessions"] == sessions:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         took.append(time.perf_counter() - began)
-        halt.set()
-        confirmed = await toggling
-        assert confirmed > 3, "no toggle went through"
+        await asyncio.to_thread(toggler.finish)
         await _compare(switch["bfrt"], enabled, pairs(testbed))
     return took
 
 
-def _toggle_until(halt: asyncio.Event, rest: Rest, enabled: dict[int, bool]) -> int:
-    """Toggle jobs in turn; what was confirmed is in ``enabled``, which a refused toggle leaves as it is."""
-    confirmed = number = 0
-    while not halt.is_set():
-        job = 1 + number % JOBS
-        number += 1
-        status, answer = rest("PATCH", f"/api/v1/jobs/{job}", {"enabled": not enabled[job]})
-        assert status in (200, 502, 503), answer
-        if status == 200:
-            enabled[job] = not enabled[job]
-            confirmed += 1
-        else:
-            time.sleep(0.005)
-    return confirmed
+class Toggler(threading.Thread):
+    """Toggles jobs in turn; what was confirmed is in ``enabled``, which a refused toggle leaves as it is."""
+
+    def __init__(self, rest: Rest, enabled: dict[int, bool]) -> None:
+        super().__init__()
+        self.confirmed = 0
+        self._rest = rest
+        self._enabled = enabled
+        self._halt = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        while not self._halt.is_set():
+            job = 1 + number % JOBS
+            number += 1
+            status, answer = self._rest("PATCH", f"/api/v1/jobs/{job}", {"enabled": not self._enabled[job]})
+            assert status in (200, 502, 503), answer
+            if status == 200:
+                self._enabled[job] = not self._enabled[job]
+                self.confirmed += 1
+            else:
+                time.sleep(0.005)
+
+    def finish(self) -> None:
+        """Stop, after the toggle under way."""
+        self._halt.set()
+        self.join()
 
 
 async def _compare(bfrt: str, enabled: dict[int, bool], flows: list[tuple[str, str]]) -> None:

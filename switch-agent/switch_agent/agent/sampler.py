@@ -230,13 +230,15 @@ class Sampler:
             flowing = reading.live & was_live & (packets != before)
             settled = np.zeros(len(packets), np.bool_)
             give_up = time.monotonic() + min(self.interval / 2, _REREAD_LIMIT_S)
-            while time.monotonic() < give_up:
+            pause = min(_REREAD_PAUSE_S, self.interval / 10)
+            while time.monotonic() + pause < give_up:
                 jumped = serial_steps(reading.step_min, step_min) > 1
                 doubtful = flowing & ~settled & (jumped | (reading.distance < 0))
                 if not doubtful.any():
                     break
                 self.rereads += 1
-                await asyncio.sleep(min(_REREAD_PAUSE_S, self.interval / 10))
+                await asyncio.sleep(pause)
+                pause *= 2
                 reading, moved = await plan.reread_steps(reading, doubtful, timeout)
                 settled |= moved * TIME_UNIT_NS >= _SETTLED_NS
         self._last_steps = (plan, reading.step_min, packets, reading.live)
