@@ -7,21 +7,28 @@ look-up entries included. A ToR whose tables nobody has filled forwards packets 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fabric_twin.bfrt_server import InstalledEntry, TableSnapshot
+from fabric_twin.engine.state import PORT_SHIFT, Port
 from fabric_twin.fabric import Fabric
 from fabric_twin.layout import NUM_PIPES
+from fabric_twin.red_profile import Red, red_of
+from fabric_twin.topology import Topology
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.lookup import TernaryEntry, lookup_tables
 from switch_agent.dataplane.params import ParamEntry
 from switch_agent.dataplane.pipeline import install_lookup, new_registers
 
-__all__ = ["TwinSwitch"]
+__all__ = ["TwinSwitch", "device_ports"]
 
+log = logging.getLogger(__name__)
+
+PORTS_PER_PIPE = 128
 Values = np.ndarray[Any, np.dtype[Any]]
 
 _REGISTERS = {
@@ -34,6 +41,17 @@ _REGISTERS = {
 }
 """Register -> field -> its array in `Registers`."""
 _COUNTERS = {"job_all": 0, "job_outpacing": 1, "job_marked_symphony": 2, "job_marked_queue": 3}
+
+
+def device_ports(topology: Topology, tor: int) -> dict[int, int]:
+    """Device port -> index of the port that leaves by it: host ports are in pipe 0, uplinks in pipe 1."""
+    ports: dict[int, int] = {}
+    for index in topology.switches[tor].ports:
+        number = 0 if topology.ports[index].peer < 0 else PORTS_PER_PIPE
+        while number in ports:
+            number += 1
+        ports[number] = index
+    return ports
 
 
 class TwinSwitch:
@@ -49,8 +67,10 @@ class TwinSwitch:
             "job_classify": self._classification,
             "job_params": self._params,
             "ecmp_config": self._ecmp,
+            "red_profile": self._red,
             **{name: self._lookup(name) for name in lookup_tables()},
         }
+        self._ports = device_ports(fabric.topology, tor)
         for name in lookup_tables():
             install_lookup(fabric.planes.lut, tor, name, [], 0)  # as on a switch that has just started
 
@@ -139,6 +159,29 @@ class TwinSwitch:
         mask = _ints(snapshot.default[1])["mask"] if self._fabric.preset.ecmp_sport else 0
         if self._fabric.topology.switches[self._tor].hash_sport_mask != mask:
             self._fabric.set_hash_sport_mask(self._tor, mask)
+
+    def _red(self, snapshot: TableSnapshot) -> None:
+        """RED as the entries have it; without entries that of the preset, where the program would not mark at all."""
+        preset = self._fabric.preset
+        problems: dict[str, list[int]] = {}
+        for dev_port, index in self._ports.items():
+            red = Red(preset.kmin, preset.kmax, preset.pmax)
+            if snapshot.entries:
+                try:
+                    red = red_of(snapshot.entries, dev_port)
+                except ValueError as error:
+                    problems.setdefault(f"not applied: {error}", []).append(dev_port)
+                    continue
+                if red.busy_min_cells > 1:
+                    text = (
+                        f"its gate is not emulated: here a queue is busy from the first byte on, not from cell {red[3]}"
+                    )
+                    problems.setdefault(text, []).append(dev_port)
+            row = self._fabric.view.port[index << PORT_SHIFT :]
+            row[Port.KMIN], row[Port.KMAX] = red.kmin, red.kmax
+            row[Port.PMAX] = round(red.pmax * 2**32)
+        for text, ports in problems.items():
+            log.error("%s: red_profile of port %s: %s", self.name, ", ".join(map(str, ports)), text)
 
     def _lookup(self, name: str) -> Callable[[TableSnapshot], None]:
         table = lookup_tables()[name]

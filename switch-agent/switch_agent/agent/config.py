@@ -4,7 +4,7 @@
 ::
 
     ecmp: {hash_source_port: true}
-    red:                       # one profile for all ports
+    red:                       # for all ports that say nothing else
       kmin_bytes: 50000
       kmax_bytes: 100000
       pmax: 0.2
@@ -13,12 +13,14 @@
       busy_min_cells: 1        # from this depth on a queue counts as non-empty (Symphony's gate)
     ports:
       - {dev_port: 264, speed: 100G, fec: rs, mtu: 9216, autoneg: false}
+      - {dev_port: 272, speed: 400G, fec: rs, red: {kmin_bytes: 400000, kmax_bytes: 1600000, pmax: 0.2}}
 
 What the file does not mention is left alone on the switch.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,12 +28,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from switch_agent.bfrt.requests import Entry, Range, Ternary
+from switch_agent.bfrt.requests import Entry, KeyValue, Range, Ternary, Value
 from switch_agent.errors import ConfigError
 
 __all__ = ["EcmpConfig", "PortConfig", "RedConfig", "SwitchConfig", "load_config"]
 
-_DEPTH_BITS = 19
+_DEPTH_BITS, _PORT_BITS = 19, 9
+_ONE_PORT, _ANY_PORT = 10, 20  # match priorities, the lower number wins
 _PROB_ALWAYS = 0xFFFF
 
 
@@ -72,29 +75,45 @@ class RedConfig(_Strict):
             raise ValueError(f"kmax_bytes {self.kmax_bytes} is more than a queue can hold")
         return self
 
-    def entries(self) -> list[Entry]:
-        """Return the entries of ``red_profile``: disjoint ranges of depth in cells, for any egress port."""
-        kmin, kmax = self.kmin_bytes // self.cell_bytes, self.kmax_bytes // self.cell_bytes
-        width = max(1, kmax - kmin)
-        cuts = sorted({kmin + round(width * piece / self.steps) for piece in range(self.steps + 1)})
-        ranges = [(self.busy_min_cells, kmin - 1, 0.0)] if self.busy_min_cells < kmin else []
-        ranges += [(low, high - 1, self.pmax * ((low + high) / 2 - kmin) / width) for low, high in pairwise(cuts)]
-        ranges.append((kmax, (1 << _DEPTH_BITS) - 1, 1.0))
-        return [
-            Entry(
-                key={
-                    "eg_intr_md.egress_port": Ternary(0, 0),
-                    "eg_intr_md.deq_qdepth": Range(low, high),
-                    "$MATCH_PRIORITY": 0,
-                },
-                action="Egress.set_red",
-                data={
-                    "prob": min(_PROB_ALWAYS, round(probability * (1 << 16))),
-                    "busy": int(low >= self.busy_min_cells),
-                },
-            )
-            for low, high, probability in ranges
-        ]
+    def entries(self, dev_port: int | None = None) -> list[Entry]:
+        """Return the entries of ``red_profile`` for one egress port, or (None) for any that has none of its own.
+
+        Disjoint ranges of queue depth in cells; the last one has no end. Those of one port begin at 0, so that
+        nothing of the others' profile shines through.
+        """
+        port = Ternary(0, 0) if dev_port is None else Ternary(dev_port, (1 << _PORT_BITS) - 1)
+        cuts = self._cuts()
+        bounds = sorted({0, self.busy_min_cells, *cuts})
+        entries = []
+        for low, beyond in pairwise([*bounds, 1 << _DEPTH_BITS]):
+            probability, busy = self._probability(cuts, low), low >= self.busy_min_cells
+            if dev_port is None and not probability and not busy:
+                continue  # as the default action has it
+            key: dict[str, KeyValue] = {
+                "eg_intr_md.egress_port": port,
+                "eg_intr_md.deq_qdepth": Range(low, beyond - 1),
+                "$MATCH_PRIORITY": _ANY_PORT if dev_port is None else _ONE_PORT,
+            }
+            data: dict[str, Value] = {
+                "prob": min(_PROB_ALWAYS, round(probability * (1 << 16))),
+                "busy": int(busy),
+            }
+            entries.append(Entry(key=key, action="Egress.set_red", data=data))
+        return entries
+
+    def _cuts(self) -> list[int]:
+        """Depths in cells at which a piece of the ramp begins; the last one is Kmax."""
+        kmin = self.kmin_bytes // self.cell_bytes
+        kmax = max(self.kmax_bytes // self.cell_bytes, kmin + 1)
+        return sorted({kmin + round((kmax - kmin) * piece / self.steps) for piece in range(self.steps + 1)})
+
+    def _probability(self, cuts: list[int], depth: int) -> float:
+        """Marking probability at a depth: that of the middle of its piece."""
+        kmin, kmax = cuts[0], cuts[-1]
+        if not kmin <= depth < kmax:
+            return 0.0 if depth < kmin else 1.0
+        piece = bisect_right(cuts, depth)
+        return self.pmax * ((cuts[piece - 1] + cuts[piece]) / 2 - kmin) / (kmax - kmin)
 
 
 class PortConfig(_Strict):
@@ -107,6 +126,7 @@ class PortConfig(_Strict):
     mtu: Annotated[int, Field(ge=64, le=10240)] | None = None
     autoneg: bool | None = None
     enable: bool = True
+    red: RedConfig | None = None
 
     def entry(self) -> Entry:
         """Return the entry of ``$PORT``; optional fields only where they are configured."""
@@ -131,6 +151,20 @@ class SwitchConfig(_Strict):
     ecmp: EcmpConfig | None = None
     red: RedConfig | None = None
     ports: list[PortConfig] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _each_port_once(self) -> SwitchConfig:
+        numbers = [port.dev_port for port in self.ports]
+        twice = sorted({number for number in numbers if numbers.count(number) > 1})
+        if twice:
+            raise ValueError(f"ports has dev_port {', '.join(map(str, twice))} more than once")
+        return self
+
+    def red_entries(self) -> list[Entry] | None:
+        """Return all entries of ``red_profile``, None when the file says nothing about RED."""
+        profiles = [(port.red, port.dev_port) for port in self.ports]
+        wanted = [(red, port) for red, port in [(self.red, None), *profiles] if red is not None]
+        return [entry for red, port in wanted for entry in red.entries(port)] or None
 
 
 def load_config(path: Path) -> SwitchConfig:

@@ -153,9 +153,9 @@ class Reconciler:
             _compare(table, _lookup_entries(table, lookup_tables()[name]), await _read(client, table))
             for name, table in tables.lookups.items()
         ]
-        if self._config.red is not None:
-            red = tables.red_profile
-            plans.append(_compare(red, self._config.red.entries(), await _read(client, red)))
+        red = self._config.red_entries()
+        if red is not None:
+            plans.append(_compare(tables.red_profile, red, await _read(client, tables.red_profile)))
         if self._config.ecmp is not None:
             plans.append(await self._ecmp_plan(client, tables.ecmp_config, self._config.ecmp.mask))
         if self._config.ports:
@@ -265,6 +265,11 @@ def _compare(table: Table, wanted: Iterable[Entry], found: Iterable[Entry]) -> _
     plan = _Plan(table)
     present: Mapping[_Key, Entry] = {_key(entry): entry for entry in found}
     desired = {_key(entry): entry for entry in wanted}
+    if len(desired) > table.size:
+        raise ReconcileError(
+            f"table {table.name} of the switch has {table.size} entries, {len(desired)} are wanted: "
+            "nothing was changed; ask for less, or compile the program with larger tables"
+        )
     for key, entry in desired.items():
         current = present.get(key)
         if current is None:
