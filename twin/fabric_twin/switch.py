@@ -17,7 +17,7 @@ from fabric_twin.bfrt_server import InstalledEntry, TableSnapshot
 from fabric_twin.engine.state import PORT_SHIFT, Port
 from fabric_twin.fabric import Fabric
 from fabric_twin.layout import NUM_PIPES
-from fabric_twin.red_profile import Red, red_of
+from fabric_twin.red_profile import DEPTHS, Red, red_of
 from fabric_twin.topology import Topology
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.lookup import TernaryEntry, lookup_tables
@@ -173,9 +173,8 @@ class TwinSwitch:
                     problems.setdefault(f"not applied: {error}", []).append(dev_port)
                     continue
                 if red.busy_min_cells > 1:
-                    text = (
-                        f"its gate is not emulated: here a queue is busy from the first byte on, not from cell {red[3]}"
-                    )
+                    since = "never" if red.busy_min_cells == DEPTHS else f"from cell {red.busy_min_cells} on"
+                    text = f"it calls a queue busy {since}; for the twin's gate it is from the first byte on"
                     problems.setdefault(text, []).append(dev_port)
             row = self._fabric.view.port[index << PORT_SHIFT :]
             row[Port.KMIN], row[Port.KMAX] = red.kmin, red.kmax
