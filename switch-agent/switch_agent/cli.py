@@ -18,6 +18,8 @@ from switch_agent.errors import ConfigError, SwitchAgentError
 
 __all__ = ["main"]
 
+log = logging.getLogger(__name__)
+
 DEFAULT_URL = "http://127.0.0.1:9401"
 
 
@@ -57,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--client-id", type=int, default=101, help="BF-Runtime client id (tries 7 more)")
     run.add_argument("--ports", type=int, default=64, help="state blocks of a job with scope port")
     run.add_argument(
+        "--drift-interval-s", type=_positive, default=60.0, metavar="S", help="compare with the desired state so often"
+    )
+    run.add_argument(
         "--job-ids", type=_job_ids, default=range(1, 1 << 16), metavar="FIRST-LAST", help="Job_IDs to manage"
     )
 
@@ -81,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from switch_agent.agent.address import split_address
+    from switch_agent.agent.address import is_loopback, split_address
     from switch_agent.agent.config import SwitchConfig, load_config
     from switch_agent.agent.server import listen, read_token, serve
     from switch_agent.agent.service import AgentOptions
@@ -90,7 +95,12 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError(f"--ports {args.ports}: give 1 to 512")
     if not 0 <= args.client_id < (1 << 32) - 8:
         raise ConfigError(f"--client-id {args.client_id}: give a number from 0 to {(1 << 32) - 9}")
-    split_address(args.bfrt)
+    if not is_loopback(split_address(args.bfrt)[0]):
+        log.warning(
+            "BF-Runtime at %s is not on this machine, and it has no authentication: anybody who reaches it can "
+            "reprogram the switch; run the agent on the switch, or use a tunnel",
+            args.bfrt,
+        )
     token = read_token(args.token_file)
     config = load_config(args.config) if args.config else SwitchConfig()
     options = AgentOptions(
@@ -101,12 +111,13 @@ def _serve(args: argparse.Namespace) -> int:
         p4_name=args.p4_name,
         client_id=args.client_id,
         ports=args.ports,
+        drift_interval=args.drift_interval_s,
         job_ids=args.job_ids,
         config=config,
     )
     with listen(args.listen, token) as listener:
         host, port = listener.getsockname()[:2]
-        logging.getLogger(__name__).info("agent of %s on http://%s:%d", args.name, host, port)
+        log.info("agent of %s on http://%s:%d", args.name, host, port)
         asyncio.run(serve(options, listener, token))
     return 0
 
@@ -153,7 +164,11 @@ _COMMANDS = {"serve": _serve, "doctor": _doctor, "show": _show, "watch": _show, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 fine, 1 error or failed examination, 2 bad usage)."""
+    """Run the command line; returns the exit code.
+
+    0: fine. 1: an error, or an examination that failed. 2: wrong usage or configuration, which starting again does
+    not cure.
+    """
     args = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.INFO,
@@ -168,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         print(f"switch-agent: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from switch_agent.agent.address import is_loopback, split_address
 from switch_agent.agent.console import RestClient
 from switch_agent.agent.tables import check_schema, signed_fields
 from switch_agent.bfrt.client import Client, open_channel
+from switch_agent.bfrt.requests import Value
 from switch_agent.bfrt.schema import Schema
 from switch_agent.errors import AgentUnreachableError, BfrtError
 
@@ -77,6 +79,13 @@ def _agent_findings(client: RestClient, view: dict[str, Any]) -> Iterator[Findin
             yield Finding("agent.drift", "failure", evidence, fix)
         else:
             yield Finding("agent.drift", "ok", "the switch holds what it should")
+    if view["misplaced_jobs"]:
+        evidence = "; ".join(f"job {job_id}: {reason}" for job_id, reason in view["misplaced_jobs"].items())
+        yield Finding("agent.places", "failure", evidence, "delete these jobs and put them again")
+    full = {name: use for name, use in view["usage"].items() if use["peak"] > 0.9 * use["size"]}
+    if full:
+        evidence = ", ".join(f"{name} {use['peak']} of {use['size']}" for name, use in full.items())
+        yield Finding("agent.usage", "warning", f"nearly full at their peak: {evidence}", "use flows with dst null")
     sampler = view["sampler"]
     age = time.time() - (sampler["last_success_unix_s"] or 0)
     if sampler["last_error"] or age > 10:
@@ -125,18 +134,24 @@ async def _switch_findings(address: str, p4_name: str) -> list[Finding]:
 async def _ports(client: Client, schema: Schema) -> Finding:
     if "$PORT" not in schema:
         return Finding("switch.ports", "warning", "the switch shows no table $PORT", "look at its ports by hand")
-    entries = await client.read_entries(schema.table("$PORT"), from_hw=False)
-    ports = [entry for entry in entries if entry.key]
-    down = [
-        f"{entry.key['$DEV_PORT']} ({entry.data.get('$SPEED')}, {entry.data.get('$FEC')})"
-        for entry in ports
-        if entry.data.get("$PORT_ENABLE") and not entry.data.get("$PORT_UP")
-    ]
+    entries = await client.read_entries(schema.table("$PORT"), from_hw=True)
+    ports = {entry.key["$DEV_PORT"]: entry.data for entry in entries if entry.key}
+    kinds = Counter(_port_kind(data) for data in ports.values())
+    evidence = f"{len(ports)} ports: {', '.join(f'{count} x {kind}' for kind, count in kinds.items()) or 'none'}"
+    down = [number for number, data in ports.items() if data.get("$PORT_ENABLE") and not data.get("$PORT_UP")]
     if down:
-        fix = "compare speed, FEC and autonegotiation with the host's ethtool output"
-        return Finding("switch.ports", "warning", f"enabled but down: {', '.join(down)}", fix)
-    fecs = sorted({str(entry.data.get("$FEC")) for entry in ports})
-    return Finding("switch.ports", "ok", f"{len(ports)} ports, FEC {', '.join(fecs) or 'none'}")
+        names = ", ".join(f"{number} ({_port_kind(ports[number])})" for number in down)
+        fix = "look at cable and transceiver; compare speed, FEC and autonegotiation with the host's ethtool output"
+        return Finding("switch.ports", "warning", f"{evidence}. Enabled but down: {names}", fix)
+    return Finding("switch.ports", "ok", evidence)
+
+
+def _port_kind(data: Mapping[str, Value]) -> str:
+    """Speed, FEC and state of a port in short: ``100G FEC rs up``."""
+    speed = str(data.get("$SPEED", "?")).removeprefix("BF_SPEED_")
+    fec = str(data.get("$FEC", "?")).removeprefix("BF_FEC_TYP_").lower()
+    state = "disabled" if not data.get("$PORT_ENABLE") else "up" if data.get("$PORT_UP") else "down"
+    return f"{speed} FEC {fec} {state}"
 
 
 def _exposure(address: str) -> Iterator[Finding]:

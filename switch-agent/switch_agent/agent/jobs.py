@@ -18,6 +18,7 @@ from dataclasses import replace
 import grpc
 
 from switch_agent import bfrt_proto as proto
+from switch_agent.agent.capacity import Usage
 from switch_agent.agent.entries import (
     classify_entries,
     classify_table,
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 class Jobs:
     """All jobs of the agent. ``ports`` state blocks are reserved for a job of scope ``port``.
 
+    ``usage`` learns how full tables are; ``port_index()`` gives the highest one of the switch's next hops, if known.
     ``on_reset(job_id, history)`` is called when a job's counters and state start afresh; ``history`` is
     True when it is another job from now on, or none. ``seed()`` gives the start value of ``window_start``,
     ``step_of(job)`` the step that a running job is at.
@@ -66,6 +68,8 @@ class Jobs:
         step_of: Callable[[Job], int],
         seed: Callable[[], int],
         on_reset: Callable[[int, bool], None],
+        usage: Usage,
+        port_index: Callable[[], int | None],
     ) -> None:
         self.locks = JobLocks()
         self.version = 0
@@ -77,6 +81,8 @@ class Jobs:
         self._step_of = step_of
         self._seed = seed
         self._on_reset = on_reset
+        self._usage = usage
+        self._port_index = port_index
         self._jobs: dict[int, Job] = {job.job_id: job for job in store.load()}
         self._pending: dict[int, Job] = {}
 
@@ -109,7 +115,7 @@ class Jobs:
                 return await self._change(client, tables, old, spec.symphony)
             job = self._admit(job_id, spec, tables, old)
             with self._reserved(job):
-                await self._check_room(client, tables, job, old)
+                use = await self._check_room(client, tables, job, old)
                 try:
                     if old is not None:
                         await self._remove_entries(client, tables, old)
@@ -118,6 +124,8 @@ class Jobs:
                     await self._put_back(client, tables, job, old)
                     raise
                 self._commit(job)
+            for table, entries in use.items():
+                self._usage.note(table, entries)
             self._on_reset(job_id, True)
             return job
 
@@ -136,6 +144,9 @@ class Jobs:
             await self._remove_entries(client, tables, job)
             self._store.delete(job_id)
             del self._jobs[job_id]
+            self._usage.removed(tables.params, 1)
+            for table, _ in classify_entries(job, tables):
+                self._usage.removed(table, 1)
             self.version += 1
             self._on_reset(job_id, True)
 
@@ -282,6 +293,12 @@ class Jobs:
                             f"job {other.job_id} ({other.name}): give the new job another job_tag"
                         )
         n_states = self._ports if spec.symphony.params().scope == "port" else 1
+        highest = self._port_index()
+        if n_states > 1 and highest is not None and highest >= n_states:
+            raise InvalidJobError(
+                f"scope port needs a state block per port: a next hop of this switch has port_index {highest}, the "
+                f"agent was started with --ports {self._ports}; start it with --ports {highest + 1} or more"
+            )
         taken = [*others.values(), *([old] if old else [])]
         state = _first_fit(taken, n_states, tables.n_state)
         if state is None:
@@ -293,9 +310,12 @@ class Jobs:
         revision = old.revision + 1 if old else 1
         return Job(job_id, spec, state, n_states, revision)
 
-    async def _check_room(self, client: Client, tables: Tables, job: Job, old: Job | None) -> None:
-        """Refuse a job that the classification table has no room for, before anything is written."""
-        needed: dict[Table, int] = {}
+    async def _check_room(self, client: Client, tables: Tables, job: Job, old: Job | None) -> dict[Table, int]:
+        """Refuse a job that the tables have no room for, before anything is written.
+
+        Returns how many entries each table will hold with the job.
+        """
+        needed = {tables.params: 1 if old is None else 0}
         for flow in job.spec.flows:
             table = classify_table(tables, flow)
             needed[table] = needed.get(table, 0) + 1
@@ -310,6 +330,7 @@ class Jobs:
                     f"table {table.short_name} has room for {table.size - used} more entries, job "
                     f"{job.job_id} needs {count}: delete a job, or use flows with dst null",
                 )
+        return {table: used + count for (table, count), used in zip(needed.items(), usages, strict=True)}
 
 
 def _holds(current: Entry | None, wanted: Entry) -> bool:

@@ -143,21 +143,28 @@ class AgentCollector(Collector):
         )
         if agent.drift is not None:
             drift.add_metric((switch,), 0 if agent.drift.repaired else agent.drift.total)
-            seconds.add_metric((switch,), agent.drift.seconds)
-        used = GaugeMetricFamily(
-            "symphony_table_entries",
-            "Entries in the table after the last reconcile.",
+        if agent.reconcile_seconds is not None:
+            seconds.add_metric((switch,), agent.reconcile_seconds)
+        used = GaugeMetricFamily("symphony_table_entries", "Entries in the table.", labels=("switch", "table"))
+        peak = GaugeMetricFamily(
+            "symphony_table_entries_peak",
+            "Most entries in the table since the agent started.",
             labels=("switch", "table"),
         )
         size = GaugeMetricFamily("symphony_table_size", "Size of the table.", labels=("switch", "table"))
-        for table, (entries, capacity) in agent.usage.items():
-            used.add_metric((switch, table), entries)
-            size.add_metric((switch, table), capacity)
+        for table, use in agent.usage.tables.items():
+            used.add_metric((switch, table), use.entries)
+            peak.add_metric((switch, table), use.peak)
+            size.add_metric((switch, table), use.size)
+        misplaced = GaugeMetricFamily(
+            "symphony_misplaced_jobs", "Jobs kept off the switch: their place does not suit it.", labels=("switch",)
+        )
+        misplaced.add_metric((switch,), len(agent.misplaced))
         repairs = CounterMetricFamily(
             "symphony_reconcile_repairs", "Entries that reconciles repaired.", labels=("switch",)
         )
         repairs.add_metric((switch,), agent.repairs)
-        yield from (state, reconnects, drift, seconds, repairs, used, size)
+        yield from (state, reconnects, drift, seconds, repairs, used, peak, size, misplaced)
 
     def _sampler_families(self) -> Iterator[Metric]:
         agent = self._agent

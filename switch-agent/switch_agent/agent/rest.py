@@ -100,7 +100,7 @@ def build_app(agent: Agent, token: str | None = None) -> FastAPI:
     @app.get("/api/v1/drift")
     async def drift() -> dict[str, Any]:
         """Compare the switch with the desired state now; changes nothing."""
-        return (await agent.reconcile(dry_run=True)).view()
+        return (await agent.compare()).view()
 
     @app.post("/api/v1/reconcile", dependencies=changes)
     async def reconcile() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from switch_agent.agent.capacity import Usage, highest_port_index, misplaced
 from switch_agent.agent.config import SwitchConfig
 from switch_agent.agent.entries import job_of_classify_entry
 from switch_agent.agent.jobs import Jobs
@@ -43,6 +44,7 @@ class AgentOptions:
     """Options of ``switch-agent serve``. Times are in seconds.
 
     ``ports``: state blocks of a job with scope ``port``; more than the highest port index of the next hops.
+    ``drift_interval``: how often the switch is compared with the desired state.
     ``job_ids``: the Job_IDs that this agent manages; entries of others are none of its business.
     """
 
@@ -54,6 +56,7 @@ class AgentOptions:
     client_id: int = 101
     rpc_timeout: float = 5.0
     ports: int = 64
+    drift_interval: float = 60.0
     job_ids: range = range(1, 1 << 16)
     config: SwitchConfig = field(default_factory=SwitchConfig)
 
@@ -65,10 +68,16 @@ class Agent:
         self.options = options
         self.name = options.name
         self.drift: Drift | None = None
+        """The last comparison of switch and desired state; None when there is none, or it failed."""
+        self.reconcile_seconds: float | None = None
         self.repairs = 0
         """Entries that reconciles had to add, modify or delete."""
         self.reconcile_error: str | None = None
-        self.usage: dict[str, tuple[int, int]] = {}
+        self.usage = Usage()
+        self.misplaced: dict[int, str] = {}
+        """Jobs that are kept off the switch because their place does not suit it, with the reason."""
+        self.port_index: int | None = None
+        """The highest port_index of the switch's next hops, as far as known."""
         self.stopping = asyncio.Event()
         self.per_pipe_writes: bool | None = None
         self._foreign: list[SampledJob] = []
@@ -89,7 +98,7 @@ class Agent:
             self.session,
             interval=options.sample_interval,
             jobs=self._sampled_jobs,
-            version=lambda: (self.session.owned, self.jobs.version, self._foreign_version),
+            version=lambda: (self.session.owned, self.jobs.version, self._foreign_version, tuple(self.misplaced)),
         )
         self.jobs = Jobs(
             self.session,
@@ -99,6 +108,8 @@ class Agent:
             step_of=self._step_of,
             seed=self.sampler.seed,
             on_reset=self.sampler.forget,
+            usage=self.usage,
+            port_index=lambda: self.port_index,
         )
         self._reconciler = Reconciler(
             options.config, job_ids=options.job_ids, step_of=self._step_of, seed=self.sampler.seed
@@ -111,6 +122,7 @@ class Agent:
             asyncio.create_task(self.session.run(), name="session"),
             asyncio.create_task(self.sampler.run(), name="sampler"),
             asyncio.create_task(self._follow_owner(), name="follow-owner"),
+            asyncio.create_task(self._watch_drift(), name="drift"),
         ]
         try:
             yield self
@@ -123,23 +135,59 @@ class Agent:
 
     # ------------------------------------------------------------------------------ reconcile
 
-    async def reconcile(self, *, dry_run: bool = False) -> Drift:
-        """Compare switch and desired state now, and repair unless ``dry_run``."""
+    async def reconcile(self) -> Drift:
+        """Compare switch and desired state now, and repair."""
         async with self.jobs.locks.all():
-            client = self.session.reader() if dry_run else self.session.writer()
-            return await self._reconcile(client, dry_run=dry_run)
+            return await self._reconcile(self.session.writer())
 
-    async def _reconcile(self, client: Client, *, dry_run: bool) -> Drift:
-        assert client.schema is not None
-        tables = Tables.of(client.schema)
-        run = self._reconciler.compare if dry_run else self._reconciler.apply
-        self.drift = await run(client, tables, self.jobs.all())
+    async def compare(self) -> Drift:
+        """Compare switch and desired state now; changes nothing, and holds up changes only when it must.
+
+        A change that is under way looks like drift, so drift is looked at again with changes held back.
+        """
+        client = self.session.reader()
+        drift = await self._reconciler.compare(client, *await self._wanted(client))
+        if drift.total:
+            async with self.jobs.locks.all():
+                client = self.session.reader()
+                drift = await self._reconciler.compare(client, *await self._wanted(client))
+        self.drift = drift
+        return drift
+
+    async def _reconcile(self, client: Client) -> Drift:
+        tables, jobs = await self._wanted(client)
+        self.drift = await self._reconciler.apply(client, tables, jobs)
+        self.reconcile_seconds = self.drift.seconds
         self.repairs += self.drift.total if self.drift.repaired else 0
-        match_tables = [tables.classify, tables.classify6, tables.params]
-        used = await client.usage(match_tables, from_hw=False)
-        self.usage = {table.short_name: (count, table.size) for table, count in zip(match_tables, used, strict=True)}
+        await self.usage.read(client, tables.match_tables)
         self.reconcile_error = None
         return self.drift
+
+    async def _wanted(self, client: Client) -> tuple[Tables, list[Job]]:
+        """Return the tables, and the jobs that may be on this switch."""
+        assert client.schema is not None
+        tables = Tables.of(client.schema)
+        self.port_index = await highest_port_index(client, client.schema)
+        reasons = misplaced(self.jobs.all(), tables, self.port_index)
+        for job_id in reasons.keys() - self.misplaced.keys():
+            log.error("job %d is kept off the switch: %s; delete it and put it again", job_id, reasons[job_id])
+        self.misplaced = reasons
+        return tables, [job for job in self.jobs.all() if job.job_id not in reasons]
+
+    async def _watch_drift(self) -> None:
+        """Compare every now and then: somebody else may change the tables."""
+        while True:
+            await asyncio.sleep(self.options.drift_interval)
+            if not self.session.owned:
+                continue
+            try:
+                drift = await self.compare()
+            except (BfrtError, ReconcileError) as error:
+                self.drift = None
+                log.warning("comparing switch and desired state failed: %s", error)
+            else:
+                if drift.total:
+                    log.warning("the switch differs from the desired state: %s", "; ".join(drift.details))
 
     async def _on_up(self, client: Client, owned: bool) -> None:
         """The session is up: repair the switch when we own it, look around when we do not."""
@@ -151,7 +199,7 @@ class Agent:
         async with self.jobs.locks.all():
             await self._scope_pipes(client, tables)
             try:
-                await self._reconcile(client, dry_run=False)
+                await self._reconcile(client)
             except (SwitchUnavailableError, SwitchBusyError):
                 raise
             except (BfrtError, ReconcileError) as error:
@@ -218,7 +266,8 @@ class Agent:
     def _sampled_jobs(self) -> list[SampledJob]:
         if not self.session.owned:
             return self._foreign
-        return [SampledJob(job.job_id, job.name, job.state, job.n_states) for job in self.jobs.all()]
+        placed = (job for job in self.jobs.all() if job.job_id not in self.misplaced)
+        return [SampledJob(job.job_id, job.name, job.state, job.n_states) for job in placed]
 
     def _step_of(self, job: Job) -> int:
         step = self.sampler.step_of(job.job_id)
@@ -273,6 +322,8 @@ class Agent:
                 "skipped_ticks": self.sampler.skipped_ticks,
                 "last_error": self.sampler.last_error,
             },
-            "usage": {table: {"entries": used, "size": size} for table, (used, size) in self.usage.items()},
+            "usage": self.usage.view(),
             "jobs": len(self.jobs.all()),
+            "misplaced_jobs": {str(job_id): reason for job_id, reason in self.misplaced.items()},
+            "ports": {"state_blocks": self.options.ports, "highest_port_index": self.port_index},
         }

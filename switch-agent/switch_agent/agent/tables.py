@@ -69,6 +69,11 @@ class Tables:
         return self.steps, self.psn_rec, self.window_start, self.score, self.alpha
 
     @property
+    def match_tables(self) -> tuple[Table, ...]:
+        """The tables that the agent fills with entries."""
+        return self.classify, self.classify6, self.params, *self.lookups.values(), self.red_profile
+
+    @property
     def n_state(self) -> int:
         """State blocks of the program: the smallest state register counts."""
         return min(table.size for table in self.state_registers)

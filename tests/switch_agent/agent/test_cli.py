@@ -109,16 +109,26 @@ async def test_second_agent_on_a_state_dir_is_refused(tmp_path: Path) -> None:
         (("--token-file", "/nonexistent"), "cannot read token file"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_1(
+def test_mistakes_in_the_configuration_are_one_line_and_exit_code_2(
     args: tuple[str, ...], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing starts, nothing is left behind."""
-    assert cli.main(["serve", "--state-dir", str(tmp_path / "state"), *args]) == 1
+    """Nothing starts, nothing is left behind; systemd does not try again (RestartPreventExitStatus=2)."""
+    assert cli.main(["serve", "--state-dir", str(tmp_path / "state"), *args]) == 2
     err = capsys.readouterr().err
     assert err.startswith("switch-agent: ")
     assert what in err
     assert err.count("\n") == 1
     assert not (tmp_path / "state").exists()
+
+
+async def test_a_switch_on_the_network_is_warned_about(tmp_path: Path) -> None:
+    """BF-Runtime knows no password; the agent says so and runs."""
+    async with served("192.0.2.1:50052", tmp_path) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, err = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 0
+    assert b"WARNING" in err
+    assert b"192.0.2.1:50052 is not on this machine" in err
 
 
 @pytest.mark.parametrize(
