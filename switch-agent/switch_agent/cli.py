@@ -8,13 +8,18 @@ import asyncio
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from switch_agent import replay
 from switch_agent.dataplane.program import P4_NAME
 from switch_agent.errors import ConfigError, SwitchAgentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["main"]
 
@@ -122,15 +127,22 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(args: argparse.Namespace) -> int:
+def _console() -> Console:
     from rich.console import Console
+
+    # A pipe has no width: 80 columns would cut tables that nobody sees.
+    narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=160 if narrow else None)
+
+
+def _doctor(args: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
     from switch_agent.agent.address import split_address
     from switch_agent.agent.doctor import examine
 
-    console = Console()
+    console = _console()
     if args.bfrt:
         split_address(args.bfrt)
     findings = asyncio.run(examine(args.url, args.bfrt, args.p4_name))
@@ -139,8 +151,8 @@ def _doctor(args: argparse.Namespace) -> int:
         report = {"healthy": healthy, "findings": [finding.view() for finding in findings]}
         console.out(json.dumps(report, indent=2), highlight=False)
     else:
-        table = Table("", "finding", "evidence", "what to do")
-        signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]failure[/]"}
+        table = Table("", "finding", "evidence", "what to do", box=None, padding=(0, 1), header_style="underline")
+        signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[bold red]failure[/]"}
         for finding in findings:
             table.add_row(signs[finding.level], finding.id, escape(finding.evidence), escape(finding.fix))
         console.print(table)
@@ -148,15 +160,14 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from switch_agent.agent.console import RestClient, show, watch
+    from switch_agent.agent.console import RestClient, show
+    from switch_agent.agent.watch import watch
 
     with RestClient(args.url) as client:
         if args.command == "show":
-            show(args.what, client, Console(), as_json=args.json, job=args.job)
+            show(args.what, client, _console(), as_json=args.json, job=args.job)
         else:
-            watch(client, Console(), interval=args.interval, job=args.job)
+            watch(client, _console(), interval=args.interval, job=args.job)
     return 0
 
 

@@ -4,7 +4,8 @@
 - ``service``: the agent put together; ``server``: the process around it; ``address``: where it listens
 - ``jobs``: changes of jobs; ``entries``: a job as table entries; ``reconcile``: desired against actual
 - ``sampler`` and ``sampling``: registers in the background; ``history``: samples in bounded memory
-- ``rest``, ``metrics``: what others see; ``console``, ``doctor``: the commands
+- ``upkeep``: what must be written back now and then; ``capacity``: what fits on the switch
+- ``rest``, ``metrics``: what others see; ``console``, ``watch``, ``doctor``: the commands
 - ``models``, ``store``, ``config``: jobs, their file, the switch's own configuration
 
 The names below load on first use: the commands that only show something need no server.

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``switch-agent show`` and ``watch``: what the REST interface says, as tables."""
+"""``switch-agent show``: what the REST interface says, as tables."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from switch_agent.errors import AgentUnreachableError
 
-__all__ = ["RestClient", "jobs_table", "registers_table", "session_table", "show", "watch"]
+__all__ = ["RestClient", "jobs_table", "plain_table", "registers_table", "session_table", "show"]
 
 
 class RestClient:
@@ -62,12 +61,17 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
+_WORDS = ("job", "variant", "scope", "field", "value", "pipes", "overlap over time")
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """Return a table without frames: words to the left, numbers to the right."""
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, padding=(0, 1))
+    table.pad_edge, table.header_style = False, "underline"
     for column in columns:
-        table.add_column(column, justify="left" if column in ("job", "variant", "field", "value") else "right")
+        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=column != "value")
     for row in rows:
-        table.add_row(*(escape(_text(value)) for value in row))
+        table.add_row(*(value if isinstance(value, Text) else escape(_text(value)) for value in row))
     return table
 
 
@@ -89,12 +93,16 @@ def jobs_table(answer: Mapping[str, Any]) -> Table:
         )
         for job in answer["jobs"]
     ]
-    columns = ("id", "job", "tag", "flows", "on", "variant", "k", "tau", "window us", "scope", "rev")
-    return _table(f"Jobs on {answer['switch']}", columns, rows)
+    columns = ("id", "job", "tag", "flows", "on", "variant", "k", "tau", "us", "scope", "rev")
+    return plain_table(f"Jobs on {answer['switch']}", columns, rows)
 
 
 def registers_table(answer: Mapping[str, Any]) -> Table:
-    """Return the answer of ``GET /api/v1/registers`` as a table."""
+    """Return the answer of ``GET /api/v1/registers`` as a table.
+
+    min and max are steps, psn the recorded PSN, ahead outpacing packets, marked and queue the packets marked by
+    Symphony and by RED.
+    """
     rows = [
         (
             sample["job_id"],
@@ -113,10 +121,10 @@ def registers_table(answer: Mapping[str, Any]) -> Table:
         for sample in answer["samples"]
     ]
     columns = (
-        *("id", "job", "step min", "max", "overlap", "alpha", "psn rec"),
-        *("packets", "outpacing", "marked", "by queue", "pipes"),
+        *("id", "job", "min", "max", "overlap", "alpha", "psn"),
+        *("packets", "ahead", "marked", "queue", "pipes"),
     )
-    return _table(f"Registers of {answer['switch']}", columns, rows)
+    return plain_table(f"Registers of {answer['switch']}", columns, rows)
 
 
 def session_table(answer: Mapping[str, Any]) -> Table:
@@ -124,9 +132,14 @@ def session_table(answer: Mapping[str, Any]) -> Table:
     drift = answer["drift"]
     rows = [(name, answer[name]) for name in ("bfrt", "state", "mode", "last_error", "owner", "client_id")]
     rows += [(name, answer[name]) for name in ("program", "programs_on_switch", "schema_sha256", "reconnects")]
-    rows.append(("drift", f"{drift['entries']} entries" if drift else None))
+    if drift is None:
+        rows.append(("drift", "not known"))
+    elif drift["repaired"]:
+        rows.append(("drift", f"none, {drift['entries']} entries were repaired in {drift['seconds']:.2f} s"))
+    else:
+        rows.append(("drift", f"{drift['entries']} entries" if drift["entries"] else "none"))
     rows += [("reconcile_error", answer["reconcile_error"]), ("jobs", answer["jobs"])]
-    return _table(f"Switch {answer['name']}", ("field", "value"), rows)
+    return plain_table(f"Switch {answer['name']}", ("field", "value"), rows)
 
 
 def show(what: str, client: RestClient, console: Console, *, as_json: bool, job: int | None) -> None:
@@ -146,11 +159,3 @@ def show(what: str, client: RestClient, console: Console, *, as_json: bool, job:
         console.out(json.dumps(answer, indent=2), highlight=False)
     else:
         console.print(table(answer))
-
-
-def watch(client: RestClient, console: Console, *, interval: float, job: int | None) -> None:
-    """Show the registers in place, ``interval`` seconds apart, until interrupted."""
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        while True:
-            live.update(registers_table(client.get("/api/v1/registers", job=job)), refresh=True)
-            time.sleep(interval)

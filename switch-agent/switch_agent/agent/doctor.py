@@ -82,7 +82,8 @@ def _agent_findings(client: RestClient, view: dict[str, Any]) -> Iterator[Findin
     if view["misplaced_jobs"]:
         evidence = "; ".join(f"job {job_id}: {reason}" for job_id, reason in view["misplaced_jobs"].items())
         yield Finding("agent.places", "failure", evidence, "delete these jobs and put them again")
-    full = {name: use for name, use in view["usage"].items() if use["peak"] > 0.9 * use["size"]}
+    usage = {name: use for name, use in view["usage"].items() if name.startswith("job_")}
+    full = {name: use for name, use in usage.items() if use["peak"] > 0.9 * use["size"]}
     if full:
         evidence = ", ".join(f"{name} {use['peak']} of {use['size']}" for name, use in full.items())
         yield Finding("agent.usage", "warning", f"nearly full at their peak: {evidence}", "use flows with dst null")

@@ -81,7 +81,7 @@ async def test_watch_shows_registers_until_interrupted(
         assert process.stdout is not None
         seen = b""
         async with asyncio.timeout(30):
-            while b"Registers of tor0" not in seen:
+            while b"sampled" not in seen or b"Ctrl-C ends it" not in seen:
                 seen += await process.stdout.read(4096)
         process.send_signal(signal.SIGINT)
         _, err = await asyncio.wait_for(process.communicate(), 20)
