@@ -65,3 +65,17 @@ async def test_a_seeded_run_is_the_same_to_the_byte_while_agents_sample(tmp_path
     assert sum(marks) > 1000, "Symphony was at work"
     assert results[0] == results[1]
     assert marks[:2] == marks[2:]
+
+
+@pytest.mark.system
+async def test_the_benchmark_restarts_a_switch_under_load_and_loses_nothing() -> None:
+    """Eight restarts while 100 jobs send and are toggled; the script itself compares every entry afterwards."""
+    script = Path(__file__).parents[3] / "benchmarks" / "switch.py"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(script), "--only", "restarts", "--restarts", "8", "--json"), stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 240)
+    assert process.returncode == 0, err.decode()
+    figures = json.loads(out)
+    assert figures["restart.count"] == 8
+    assert figures["restart.p50_s"] < 2.0, figures
