@@ -8,7 +8,7 @@ look-up entries included. A ToR whose tables nobody has filled forwards packets 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class TwinSwitch:
             **{name: self._lookup(name) for name in lookup_tables()},
         }
         self._ports = device_ports(fabric.topology, tor)
+        self._installed: dict[int, InstalledEntry] = {}
         for name in lookup_tables():
             install_lookup(fabric.planes.lut, tor, name, [], 0)  # as on a switch that has just started
 
@@ -130,29 +131,20 @@ class TwinSwitch:
             change(entries)
 
     def _classification(self, snapshot: TableSnapshot) -> None:
-        rules = [_Rule(entry) for entry in sorted(snapshot.entries, key=lambda e: e.priority)]
-
-        def classify(src: int, dst: int, sport: int) -> tuple[int, int] | None:
-            for rule in rules:
-                if rule.matches(src, dst, sport):
-                    return rule.target
-            return None
-
-        self._fabric.set_classifier(self._tor, classify if rules else None)
+        self._fabric.set_classifier(self._tor, _Classifier(snapshot.entries) if snapshot.entries else None)
 
     def _params(self, snapshot: TableSnapshot) -> None:
-        wanted = {
-            int(entry.key["ig_md.job"]):  # type: ignore[arg-type]
-            ParamEntry.from_data(_ints(entry.data)).values()
-            for entry in snapshot.entries
-            if entry.action.endswith("set_params") and entry.key["ig_md.job"] < N_JOB  # type: ignore[operator]
-        }
-        enabled = self._fabric.view.enabled.reshape(-1, N_JOB)[self._tor]
-        for job in np.flatnonzero(enabled).tolist():
-            if job not in wanted:
-                self._fabric.set_params(self._tor, job, None)
-        for job, values in wanted.items():
-            self._fabric.set_params(self._tor, job, values)
+        wanted: dict[int, InstalledEntry] = {}
+        for entry in snapshot.entries:
+            job = entry.key["ig_md.job"]
+            if isinstance(job, int) and job < N_JOB and entry.action.endswith("set_params"):
+                wanted[job] = entry
+        for job in self._installed.keys() - wanted.keys():
+            self._fabric.set_params(self._tor, job, None)
+        for job, entry in wanted.items():
+            if self._installed.get(job) is not entry:  # entries that a write did not touch are the same objects
+                self._fabric.set_params(self._tor, job, ParamEntry.from_data(_ints(entry.data)).values())
+        self._installed = wanted
 
     def _ecmp(self, snapshot: TableSnapshot) -> None:
         assert snapshot.default is not None
@@ -202,11 +194,38 @@ class TwinSwitch:
         return change
 
 
+class _Classifier:
+    """job_classify as a function: (source, destination, UDP source port) -> (Job_ID, state block), or None.
+
+    Rules of one source address, which is most of them, are looked up by it.
+    """
+
+    def __init__(self, entries: Iterable[InstalledEntry]) -> None:
+        self._any_source: list[_Rule] = []
+        self._by_source: dict[int, list[_Rule]] = {}
+        for rule in sorted((_Rule(entry) for entry in entries), key=lambda rule: rule.priority):
+            if rule.source is None:
+                self._any_source.append(rule)
+            else:
+                self._by_source.setdefault(rule.source, []).append(rule)
+        for source, rules in self._by_source.items():
+            self._by_source[source] = sorted([*rules, *self._any_source], key=lambda rule: rule.priority)
+
+    def __call__(self, src: int, dst: int, sport: int) -> tuple[int, int] | None:
+        for rule in self._by_source.get(src, self._any_source):
+            if rule.matches(src, dst, sport):
+                return rule.target
+        return None
+
+
 class _Rule:
-    """One entry of job_classify; `target` is None when it says: no job."""
+    """One entry of job_classify; `target` is None when it says: no job. `source` is None for more than one."""
 
     def __init__(self, entry: InstalledEntry) -> None:
+        self.priority = entry.priority
         self._fields = [_pair(entry.key[name]) for name in ("hdr.ipv4.src", "hdr.ipv4.dst", "hdr.udp.sport")]
+        address, mask = self._fields[0]
+        self.source = address if mask == 0xFFFFFFFF else None
         self.target: tuple[int, int] | None = None
         if entry.action.endswith("set_job"):
             data = _ints(entry.data)

@@ -33,6 +33,8 @@ __all__ = ["Plan", "Reading", "SampledJob", "serial_steps"]
 _ALWAYS_ALL, _NEVER_ALL = 2, 64
 """From 1/2 of a register on, all of it is read; below 1/64 never; between them the quicker way is found out."""
 _TRIALS: Final = 3
+_REREAD_ALL: Final = 32
+"""From 1/32 of a register on, it is read as a whole when steps are read again: there is no time for trials."""
 
 
 class SampledJob(NamedTuple):
@@ -203,8 +205,11 @@ class Plan:
         rows = np.flatnonzero(jobs[self.job_of_state])
         states = self.states[rows]
         steps, window_start = self.tables.steps, self.tables.window_start
-        pieces = [encode_keyed_reads(table, states) for table in (steps, window_start)]
-        request = b"".join([self.client.read_request([]), *pieces])
+        if len(states) * _REREAD_ALL >= self.tables.n_state:
+            request = self.client.read_request([read_all(table, from_hw=True) for table in (steps, window_start)])
+        else:
+            pieces = [encode_keyed_reads(table, states) for table in (steps, window_start)]
+            request = b"".join([self.client.read_request([]), *pieces])
         blocks = decode_blocks(await self.client.read_raw(request, timeout=timeout))
         low, high = reading.min_cells.copy(), reading.max_cells.copy()
         low[rows] = _rows(blocks, steps, "Ingress.steps.mn", states)
