@@ -117,6 +117,7 @@ class Sampler:
         self._clock = clock
         self._listeners: set[asyncio.Queue[Frame]] = set()
         self._plan: Plan | None = None
+        self._last_plan: Plan | None = None
         self._plan_of: tuple[Client, object] | None = None
         self._totals = _Totals()
         self._generation = -1
@@ -249,7 +250,10 @@ class Sampler:
         if self._plan_of != now:
             jobs = self._jobs()
             assert client.schema is not None
-            self._plan = Plan(client, Tables.of(client.schema), jobs) if jobs else None
+            if jobs:
+                self._plan = self._last_plan = Plan(client, Tables.of(client.schema), jobs, self._last_plan)
+            else:
+                self._plan = None
             self._plan_of = now
         return self._plan
 

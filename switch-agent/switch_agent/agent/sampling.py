@@ -80,12 +80,18 @@ class Reading:
 
 
 class _Ways:
-    """Requests for the same thing: each is tried, then the quickest is used."""
+    """Requests for the same thing: each is tried, then the quickest is used.
 
-    def __init__(self, requests: Sequence[bytes]) -> None:
+    ``like``: those of an earlier plan, whose findings hold when it was of about the same ``size`` (in entries).
+    """
+
+    def __init__(self, requests: Sequence[bytes], size: int, like: _Ways | None) -> None:
         self._requests = requests
+        self._size = size
         self._trials = 0
         self._best = [math.inf] * len(requests)
+        if like is not None and len(like._requests) == len(requests) and size < 2 * like._size < 4 * size:
+            self._trials, self._best, self._size = like._trials, like._best, like._size
 
     @contextmanager
     def next(self) -> Iterator[bytes]:
@@ -108,10 +114,12 @@ def serial_steps(later: NDArray[np.int64], earlier: NDArray[np.int64]) -> NDArra
 class Plan:
     """How to read one set of jobs through one client; made anew when either changes.
 
-    ``jobs`` must be ordered by job id.
+    ``jobs`` must be ordered by job id. ``previous`` is the plan before it, whose experience is of use.
     """
 
-    def __init__(self, client: Client, tables: Tables, jobs: Sequence[SampledJob]) -> None:
+    def __init__(
+        self, client: Client, tables: Tables, jobs: Sequence[SampledJob], previous: Plan | None = None
+    ) -> None:
         self.client = client
         self.tables = tables
         self.jobs = tuple(jobs)
@@ -121,7 +129,8 @@ class Plan:
         lengths = np.array([job.n_states for job in jobs], np.intp)
         self.job_of_state = np.repeat(np.arange(len(jobs)), lengths)
         self.starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.intp)
-        self._ways = _Ways(list(self._requests()))
+        size = len(self.states) + len(self.job_ids)
+        self._ways: _Ways = _Ways(list(self._requests()), size, previous._ways if previous else None)
 
     def _requests(self) -> Iterator[bytes]:
         """Yield the requests that may be the quickest: by key, then of whole registers."""

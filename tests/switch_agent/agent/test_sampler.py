@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from switch_agent.agent import sampling
 from switch_agent.agent.history import ROW, Frame, History
 from switch_agent.agent.sampler import Sampler
 
@@ -269,3 +270,33 @@ async def test_a_new_job_does_not_inherit_samples_of_its_id(bench: Bench) -> Non
     await bench.agent.sampler.sample(11)
     answer = await bench.http.get("/api/v1/samples?job=1")
     assert [sample["name"] for sample in answer.json()["samples"]] == ["another"]
+
+
+def test_the_quicker_way_to_read_is_found_out_and_remembered() -> None:
+    """Each is tried three times; a plan of about the same size goes on with what was found, another tries anew."""
+    ways = sampling._Ways([b"keyed", b"all"], 100, None)
+
+    def use(ways: sampling._Ways) -> bytes:
+        with ways.next() as request:
+            return request
+
+    assert [use(ways) for _ in range(6)] == [b"keyed", b"all"] * 3
+    ways._best = [2.0, 1.0]
+    assert [use(ways) for _ in range(3)] == [b"all"] * 3
+    assert use(sampling._Ways([b"k", b"a"], 150, ways)) == b"a"
+    assert use(sampling._Ways([b"k", b"a"], 30, ways)) == b"k"
+    assert use(sampling._Ways([b"a"], 100, ways)) == b"a"
+
+
+async def test_reading_by_key_and_whole_registers_say_the_same(bench: Bench) -> None:
+    """Sixty-four blocks of one job are a size at which both ways are tried."""
+    await bench.put(1, symphony={"scope": "port"})
+    bench.set_register("steps", 7, 2, mn=word(20), mx=word(25))
+    bench.set_register("window_start", 7, 2, f1=3)
+    bench.set_register("score", 7, 2, score=(-300) & 0xFFFFFFFF, count=9)
+    bench.set_register("score", 8, 1, score=100, count=2)
+    bench.set_register("window_start", 8, 1, f1=3)
+    bench.set_register("steps", 8, 1, mn=word(21), mx=word(21))
+    samples = [await bench.sample() for _ in range(4)]
+    assert len({(s["step_min"], s["overlap"], s["score"], s["window_packets"]) for s in samples}) == 1
+    assert (samples[0]["score"], samples[0]["window_packets"]) == (-200, 11)
