@@ -84,6 +84,12 @@ class Rest:
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
 
     def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+        try:
+            return self._once(method, path, body)
+        except http.client.RemoteDisconnected:  # the server closes connections that were idle for 5 s
+            return self._once(method, path, body)
+
+    def _once(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         headers = {"Content-Type": "application/json"}
         self._connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = self._connection.getresponse()
