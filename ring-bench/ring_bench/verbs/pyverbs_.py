@@ -47,6 +47,8 @@ _POLL_BATCH = 64
 _PAUSES = ((1_000_000, 0.0), (20_000_000, 50e-6), (1 << 63, 1e-3))
 """How to poll when nothing completes: until so many ns after the wait began, pause so long (0: only yield the CPU)."""
 _HOP_LIMIT = 64
+_RXE_TIMEOUT = 18
+"""Least local ACK time-out on soft-RoCE, 1.1 s: it shares the CPU with what it serves and answers late, not never."""
 _MEGABYTE = 1 << 20
 
 
@@ -210,9 +212,18 @@ class _QueuePair:
         for name in ("dest_qp_num", "rq_psn", "sq_psn", "timeout", "retry_cnt", "rnr_retry", "min_rnr_timer"):
             setattr(attr, name, getattr(known, name))
         attr.max_dest_rd_atomic = attr.max_rd_atomic = 1
+        if self._context.driver == "rxe":
+            attr.timeout = max(known.timeout, _RXE_TIMEOUT)
 
     def _modify_on_mlx5(self, sport: int) -> None:
-        from pyverbs.providers.mlx5.mlx5dv import Mlx5QP
+        try:
+            from pyverbs.providers.mlx5.mlx5dv import Mlx5QP
+        except ImportError as error:
+            raise FabricError(
+                "EOPNOTSUPP",
+                f"this pyverbs has no mlx5 part ({error}): install the distribution's python3-pyverbs and "
+                "ibverbs-providers, or use --tagging per-step or static",
+            ) from error
 
         def explain(number: int) -> str:
             # Driver and state are known to be right, so this errno has only one cause left.
@@ -266,7 +277,7 @@ class _Context:
         queue = self._provider.queues[cq.handle]
         lib = self.lib
         cap = lib.QPCap(max_send_wr=max_send_wr, max_recv_wr=max_recv_wr, max_send_sge=1, max_recv_sge=1)
-        attr = lib.QPInitAttr(qp_type=lib.enums.IBV_QPT_RC, scq=queue.cq, rcq=queue.cq, cap=cap)
+        attr = lib.QPInitAttr(qp_type=lib.enums.IBV_QPT_RC, scq=queue.cq, rcq=queue.cq, cap=cap, sq_sig_all=0)
         if max_send_wr + max_recv_wr > queue.free:
             raise FabricError(
                 "ENOSPC",
