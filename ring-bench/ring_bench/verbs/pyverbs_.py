@@ -38,8 +38,8 @@ from ring_bench.verbs.api import (
     QpAttributes,
     QpState,
 )
-from ring_bench.verbs.pyverbs_library import MASKS, explain_modify, load_pyverbs, refusals
-from ring_bench.verbs.rdma_sysfs import Gid, choose_gid, device_names, driver_of, rate_gbps
+from ring_bench.verbs.pyverbs_library import MASKS, explain_modify, gid_table, load_pyverbs, open_devices, refusals
+from ring_bench.verbs.rdma_sysfs import Gid, choose_gid, driver_of, rate_gbps
 
 __all__ = ["PyverbsProvider"]
 
@@ -320,7 +320,7 @@ class _Context:
         with contextlib.suppress(self.lib.PyverbsError):
             if self._context.query_gid(gid.port, gid.index).gid == gid.gid:
                 return
-        for other in _gid_table(self.lib, self._context, gid.device):
+        for other in gid_table(self.lib, self._context, gid.device):
             if (other.port, other.gid, other.kind) == (gid.port, gid.gid, gid.kind):
                 self.gid = other
                 return
@@ -376,10 +376,10 @@ class PyverbsProvider:
             ProviderUnavailableError: There is none, or it has no usable GID, or it cannot be opened.
         """
         with contextlib.ExitStack() as others:
-            contexts, problems = self._open_all(others)
+            contexts, problems = open_devices(self.lib, others)
 
             def gids_of(name: str) -> list[Gid]:
-                return _gid_table(self.lib, contexts[name], name)
+                return gid_table(self.lib, contexts[name], name)
 
             gid = choose_gid(host, list(contexts), gids_of, problems, [name for _, name in socket.if_nameindex()])
         context = self.keep(self.lib.Context(name=gid.device))
@@ -468,33 +468,6 @@ class PyverbsProvider:
         self.queues[queue.handle] = queue
         return queue
 
-    def _open_all(self, stack: contextlib.ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
-        """Open every device for as long as the stack lives; give the contexts, and why there is none of the others."""
-        lib = self.lib
-        try:
-            known = [entry.name.decode() for entry in lib.get_device_list()]
-        except lib.PyverbsError:  # raised where there is no device at all
-            known = []
-        contexts: dict[str, Any] = {}
-        problems: dict[str, str] = {}
-        for name in device_names():
-            if name not in known:
-                problems[name] = (
-                    "is known to the kernel but not to libibverbs: install its user-space driver (Debian: "
-                    "ibverbs-providers), and in a container map /dev/infiniband"
-                )
-                continue
-            try:
-                contexts[name] = lib.Context(name=name)
-            except lib.PyverbsError as error:
-                problems[name] = (
-                    f"cannot be opened ({error}): this process needs read and write permission on its "
-                    "/dev/infiniband/uverbs* (container: --device /dev/infiniband; systemd: PrivateDevices=no)"
-                )
-            else:
-                stack.callback(contexts[name].close)
-        return contexts, problems
-
     def _poll(self) -> list[Completion]:
         lib = self.lib
         completions: list[Completion] = []
@@ -523,32 +496,6 @@ class PyverbsProvider:
                     )
                 )
         return completions
-
-
-def _gid_table(lib: Any, context: Any, device: str) -> list[Gid]:
-    """Read the GID tables of all ports of a device; empty slots are not in them."""
-    enums = lib.enums
-    kinds = {
-        enums.IBV_GID_TYPE_IB: "InfiniBand",
-        enums.IBV_GID_TYPE_ROCE_V1: "IB/RoCE v1",
-        enums.IBV_GID_TYPE_ROCE_V2: "RoCE v2",
-    }
-    ports = range(1, context.query_device().phys_port_cnt + 1)
-    state = {port: context.query_port(port) for port in ports}
-    entries = context.query_gid_table(sum(attributes.gid_tbl_len for attributes in state.values()))
-    netdevs = dict(socket.if_nameindex())
-    return [
-        Gid(
-            device=device,
-            port=entry.port_num,
-            index=entry.gid_index,
-            gid=entry.gid_str(),
-            kind=kinds.get(entry.gid_type, f"{entry.gid_type}"),
-            netdev=netdevs.get(entry.ndev_ifindex, f"number {entry.ndev_ifindex}") if entry.ndev_ifindex else "",
-            active=state[entry.port_num].state == enums.IBV_PORT_ACTIVE,
-        )
-        for entry in entries
-    ]
 
 
 def _raise_memlock() -> None:

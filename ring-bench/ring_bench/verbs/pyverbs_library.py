@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pyverbs itself: importing it, what its refusals mean, and which attribute goes with which state change.
+"""pyverbs itself: importing it, its devices and GIDs, what its refusals mean, what goes with which state change.
 
 pyverbs links rdma-core's private interface, which changes with every release, so it must come with the installed
 rdma-core: from the distribution (Debian: python3-pyverbs). It is imported when a provider is opened, not before.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ from typing import Any
 
 from ring_bench.errors import FabricError, ProviderUnavailableError
 from ring_bench.verbs.api import TRANSITION_ATTRIBUTES, Opcode, QpAttributes, QpState
+from ring_bench.verbs.rdma_sysfs import Gid, device_names
 
-__all__ = ["MASKS", "explain_modify", "load_pyverbs", "refusals"]
+__all__ = ["MASKS", "explain_modify", "gid_table", "load_pyverbs", "open_devices", "refusals"]
 
 MASKS: dict[tuple[QpState, QpState], tuple[str, ...]] = {
     (QpState.RESET, QpState.INIT): ("PKEY_INDEX", "PORT", "ACCESS_FLAGS"),
@@ -148,3 +150,60 @@ def refusals(lib: Any, what: str, explain: Callable[[int], str] | None = None) -
         reason = os.strerror(abs(number)) if abs(number) in errno.errorcode else str(error)
         hint = explain(abs(number)) if explain is not None else ""
         raise FabricError(code, f"{what}: {reason} [{code}]{hint}") from error
+
+
+def open_devices(lib: Any, stack: contextlib.ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
+    """Open every device for as long as the stack lives.
+
+    Returns:
+        Contexts by device name, and why there is none of the other devices.
+    """
+    try:
+        known = [entry.name.decode() for entry in lib.get_device_list()]
+    except lib.PyverbsError:  # raised where there is no device at all
+        known = []
+    contexts: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for name in device_names():
+        if name not in known:
+            problems[name] = (
+                "is known to the kernel but not to libibverbs: install its user-space driver (Debian: "
+                "ibverbs-providers), and in a container map /dev/infiniband"
+            )
+            continue
+        try:
+            contexts[name] = lib.Context(name=name)
+        except lib.PyverbsError as error:
+            problems[name] = (
+                f"cannot be opened ({error}): this process needs read and write permission on its "
+                "/dev/infiniband/uverbs* (container: --device /dev/infiniband; systemd: PrivateDevices=no)"
+            )
+        else:
+            stack.callback(contexts[name].close)
+    return contexts, problems
+
+
+def gid_table(lib: Any, context: Any, device: str) -> list[Gid]:
+    """Read the GID tables of all ports of an open device; empty slots are not in them."""
+    enums = lib.enums
+    kinds = {
+        enums.IBV_GID_TYPE_IB: "InfiniBand",
+        enums.IBV_GID_TYPE_ROCE_V1: "IB/RoCE v1",
+        enums.IBV_GID_TYPE_ROCE_V2: "RoCE v2",
+    }
+    ports = range(1, context.query_device().phys_port_cnt + 1)
+    state = {port: context.query_port(port) for port in ports}
+    entries = context.querygid_table(sum(attributes.gid_tbl_len for attributes in state.values()))
+    netdevs = dict(socket.if_nameindex())
+    return [
+        Gid(
+            device=device,
+            port=entry.port_num,
+            index=entry.gid_index,
+            gid=entry.gid_str(),
+            kind=kinds.get(entry.gid_type, f"{entry.gid_type}"),
+            netdev=netdevs.get(entry.ndev_ifindex, f"number {entry.ndev_ifindex}") if entry.ndev_ifindex else "",
+            active=state[entry.port_num].state == enums.IBV_PORT_ACTIVE,
+        )
+        for entry in entries
+    ]
