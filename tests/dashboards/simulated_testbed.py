@@ -29,6 +29,7 @@ from host_agent.sampling import TickFigure
 from host_agent.store import Store as HostStore
 from host_agent.streams import StreamSlots
 from host_agent.testbed import Testbed
+from switch_agent.agent.capacity import TableUse
 from switch_agent.agent.history import ROW, Frame
 from switch_agent.agent.metrics import CONTENT_TYPE, render
 from switch_agent.agent.models import Flow, Job, JobSpec, SymphonySettings
@@ -113,7 +114,8 @@ class SimulatedTestbed:
         agent = Agent(AgentOptions(bfrt="127.0.0.1:1", state_dir=folder, name=name))
         agent.session.state = SessionState.READY
         agent.drift = Drift(added=2)
-        agent.usage = {"job_classify": (8, 4096)}
+        agent.usage.tables["job_classify"] = use = TableUse(4096)
+        use.entries = use.peak = 8
         return agent
 
     def close(self) -> None:
