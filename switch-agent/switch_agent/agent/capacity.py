@@ -62,13 +62,10 @@ class Usage:
 
 async def highest_port_index(client: Client, schema: Schema) -> int | None:
     """Return the highest ``port_index`` of all next hops; None when the switch has none, as the twin."""
-    found: list[int] = []
-    for name in _NEXT_HOPS:
-        if name in schema:
-            for entry in await client.read_entries(schema.table(name), from_hw=False):
-                index = entry.data.get("port_index")
-                if isinstance(index, int) and not entry.is_default:
-                    found.append(index)
+    tables = [schema.table(name) for name in _NEXT_HOPS if name in schema]
+    entries = await client.read_tables(tables, from_hw=False) if tables else []
+    indexes = [entry.data.get("port_index") for hops in entries for entry in hops if not entry.is_default]
+    found = [index for index in indexes if isinstance(index, int)]
     return max(found, default=None)
 
 

@@ -12,8 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
+from switch_agent import bfrt_proto as proto
 from switch_agent.agent.config import SwitchConfig
 from switch_agent.agent.entries import (
     classify_entries,
@@ -28,6 +30,7 @@ from switch_agent.bfrt.requests import (
     Entry,
     KeyValue,
     Ternary,
+    decode_tables,
     default_update,
     delete_update,
     describe,
@@ -77,12 +80,26 @@ class Drift:
         }
 
 
+class _Lookup:
+    """A look-up table as it should be. ``updates`` insert its entries: made once, needed after each restart."""
+
+    def __init__(self, table: Table, lookup: LookupTable) -> None:
+        self.table = table
+        self.entries = {_key(entry): entry for entry in _lookup_entries(table, lookup)}
+
+    @cached_property
+    def updates(self) -> dict[_Key, proto.Update]:
+        """The updates by key."""
+        return {key: insert_update(self.table, entry) for key, entry in self.entries.items()}
+
+
 @dataclass
 class _Plan:
     """Differences of one table, and whether its default entry is to be set."""
 
     table: Table
-    add: list[Entry] = field(default_factory=list)
+    lookup: _Lookup | None = None
+    add: dict[_Key, Entry] = field(default_factory=dict)
     modify: list[Entry] = field(default_factory=list)
     delete: list[Entry] = field(default_factory=list)
     default: Entry | None = None
@@ -90,6 +107,12 @@ class _Plan:
     @property
     def total(self) -> int:
         return len(self.add) + len(self.modify) + len(self.delete) + (self.default is not None)
+
+    def inserts(self) -> list[proto.Update]:
+        """Return the updates that add what is missing."""
+        if self.lookup is not None:
+            return [self.lookup.updates[key] for key in self.add]
+        return [insert_update(self.table, entry) for entry in self.add.values()]
 
 
 class Reconciler:
@@ -110,6 +133,9 @@ class Reconciler:
         self._job_ids = job_ids
         self._step_of = step_of
         self._seed = seed
+        self._lookups: list[_Lookup] = []
+        self._lookups_good: bytes | None = None
+        """An answer to reading the look-up tables that was right: an equal one need not be decoded."""
 
     async def compare(self, client: Client, tables: Tables, jobs: Iterable[Job]) -> Drift:
         """Return what a reconcile would change, without changing it."""
@@ -149,20 +175,35 @@ class Reconciler:
     # ------------------------------------------------------------------------------ comparing
 
     async def _plans(self, client: Client, tables: Tables, jobs: list[Job]) -> list[_Plan]:
-        plans = [
-            _compare(table, _lookup_entries(table, lookup_tables()[name]), await _read(client, table))
-            for name, table in tables.lookups.items()
-        ]
-        red = self._config.red_entries()
-        if red is not None:
-            plans.append(_compare(tables.red_profile, red, await _read(client, tables.red_profile)))
+        plans = await self._lookup_plans(client, tables)
         if self._config.ecmp is not None:
             plans.append(await self._ecmp_plan(client, tables.ecmp_config, self._config.ecmp.mask))
         if self._config.ports:
             plans.append(await self._port_plan(client))
-        for table, wanted in self._job_entries(tables, jobs).items():
-            found = [entry for entry in await _read(client, table) if self._is_ours(table, tables, entry)]
-            plans.append(_compare(table, wanted, found))
+        red = self._config.red_entries()
+        wanted = self._job_entries(tables, jobs)
+        if red is not None:
+            wanted[tables.red_profile] = red
+        for table, found in zip(wanted, await client.read_tables(list(wanted), from_hw=True), strict=True):
+            ours = [entry for entry in found if self._is_ours(table, tables, entry)]
+            plans.append(_compare(table, {_key(entry): entry for entry in wanted[table]}, ours))
+        return plans
+
+    async def _lookup_plans(self, client: Client, tables: Tables) -> list[_Plan]:
+        asked = list(tables.lookups.values())
+        if [lookup.table for lookup in self._lookups] != asked:  # another program than before
+            self._lookups = [_Lookup(table, lookup_tables()[name]) for name, table in tables.lookups.items()]
+            self._lookups_good = None
+        raw = await client.read_tables_raw(asked, from_hw=True)
+        if raw == self._lookups_good:
+            return []
+        plans = []
+        for lookup, found in zip(self._lookups, decode_tables(asked, raw), strict=True):
+            plan = _compare(lookup.table, lookup.entries, [entry for entry in found if not entry.is_default])
+            plan.lookup = lookup
+            plans.append(plan)
+        if not any(plan.total for plan in plans):
+            self._lookups_good = raw
         return plans
 
     def _job_entries(self, tables: Tables, jobs: list[Job]) -> dict[Table, list[Entry]]:
@@ -174,6 +215,8 @@ class Reconciler:
         return wanted
 
     def _is_ours(self, table: Table, tables: Tables, entry: Entry) -> bool:
+        if table is tables.red_profile:
+            return not entry.is_default
         job_id = entry.key.get("ig_md.job") if table is tables.params else job_of_classify_entry(entry)
         return isinstance(job_id, int) and job_id in self._job_ids
 
@@ -194,7 +237,7 @@ class Reconciler:
         plan = _Plan(table)
         for entry, current in zip(wanted, found, strict=True):
             if current is None:
-                plan.add.append(entry)
+                plan.add[_key(entry)] = entry
             elif any(current.data.get(name) != value for name, value in entry.data.items()):
                 plan.modify.append(entry)
         return plan
@@ -208,7 +251,7 @@ class Reconciler:
         await write_initial_state(client, tables, lost, seed=self._seed())
         updates = []
         for plan in plans:
-            updates += [insert_update(plan.table, entry) for entry in plan.add]
+            updates += plan.inserts()
             updates += [modify_update(plan.table, entry) for entry in plan.modify]
             if plan.default is not None and plan.default.action is not None:
                 updates.append(default_update(plan.table, plan.default.action, plan.default.data))
@@ -220,7 +263,7 @@ def _lost_jobs(jobs: list[Job], tables: Tables, plans: list[_Plan]) -> list[Job]
     missing: dict[int, int] = {}
     no_params: set[int] = set()
     for plan in plans:
-        for entry in plan.add:
+        for entry in plan.add.values():
             if plan.table is tables.params:
                 job_id = entry.key["ig_md.job"]
                 assert isinstance(job_id, int)
@@ -230,10 +273,6 @@ def _lost_jobs(jobs: list[Job], tables: Tables, plans: list[_Plan]) -> list[Job]
                 assert owner is not None
                 missing[owner] = missing.get(owner, 0) + 1
     return [job for job in jobs if job.job_id in no_params and missing.get(job.job_id, 0) == len(job.spec.flows)]
-
-
-async def _read(client: Client, table: Table) -> list[Entry]:
-    return [entry for entry in await client.read_entries(table, from_hw=True) if not entry.is_default]
 
 
 def _lookup_entries(table: Table, lookup: LookupTable) -> list[Entry]:
@@ -261,24 +300,23 @@ def _key(entry: Entry) -> _Key:
     return tuple(parts)
 
 
-def _compare(table: Table, wanted: Iterable[Entry], found: Iterable[Entry]) -> _Plan:
-    plan = _Plan(table)
-    present: Mapping[_Key, Entry] = {_key(entry): entry for entry in found}
-    desired = {_key(entry): entry for entry in wanted}
-    if len(desired) > table.size:
+def _compare(table: Table, wanted: Mapping[_Key, Entry], found: Iterable[Entry]) -> _Plan:
+    if len(wanted) > table.size:
         raise ReconcileError(
-            f"table {table.name} of the switch has {table.size} entries, {len(desired)} are wanted: "
+            f"table {table.name} of the switch has {table.size} entries, {len(wanted)} are wanted: "
             "nothing was changed; ask for less, or compile the program with larger tables"
         )
-    for key, entry in desired.items():
+    plan = _Plan(table)
+    present: Mapping[_Key, Entry] = {_key(entry): entry for entry in found}
+    for key, entry in wanted.items():
         current = present.get(key)
         if current is None:
-            plan.add.append(entry)
+            plan.add[key] = entry
         elif current.action != entry.action or any(
             current.data.get(name) != value for name, value in entry.data.items()
         ):
             plan.modify.append(entry)
-    plan.delete = [entry for key, entry in present.items() if key not in desired]
+    plan.delete = [entry for key, entry in present.items() if key not in wanted]
     return plan
 
 
@@ -291,7 +329,7 @@ def _summary(plans: list[_Plan]) -> Drift:
         drift.modified += len(plan.modify) + (plan.default is not None)
         drift.deleted += len(plan.delete)
         drift.tables[plan.table.short_name] = plan.total
-        for verb, entries in (("missing", plan.add), ("differs", plan.modify), ("orphan", plan.delete)):
+        for verb, entries in (("missing", [*plan.add.values()]), ("differs", plan.modify), ("orphan", plan.delete)):
             drift.details += [f"{verb}: {describe(plan.table, entry.key)}" for entry in entries[:2]]
         if plan.default is not None:
             drift.details.append(f"differs: default entry of {plan.table.short_name}")

@@ -20,6 +20,7 @@ from switch_agent.bfrt.requests import (
     Entry,
     KeyValue,
     decode_entry,
+    decode_tables,
     describe,
     read_all,
     read_default,
@@ -202,9 +203,17 @@ class Client:
 
     async def read_entries(self, table: Table, *, from_hw: bool) -> list[Entry]:
         """Read all entries of a table, its default entry (if it has one) included, as the last."""
-        return [
-            decode_entry(table, entity.table_entry) for entity in await self.read([read_all(table, from_hw=from_hw)])
-        ]
+        (entries,) = await self.read_tables([table], from_hw=from_hw)
+        return entries
+
+    async def read_tables_raw(self, tables: Sequence[Table], *, from_hw: bool) -> bytes:
+        """Read all entries of several tables in one RPC; the serialised answer is for :func:`decode_tables`."""
+        entities = [read_all(table, from_hw=from_hw) for table in tables]
+        return await self.read_raw(self.read_request(entities), [_namer(self, entity) for entity in entities])
+
+    async def read_tables(self, tables: Sequence[Table], *, from_hw: bool) -> list[list[Entry]]:
+        """Read all entries of several tables in one RPC; default entries are included."""
+        return decode_tables(tables, await self.read_tables_raw(tables, from_hw=from_hw))
 
     async def read_keys(
         self, table: Table, keys: Sequence[Mapping[str, KeyValue]], *, from_hw: bool

@@ -7,10 +7,12 @@ name or an over-wide value never reaches a switch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
 
 from switch_agent import bfrt_proto as proto
 from switch_agent.bfrt.codec import decode_int, encode_int
@@ -26,6 +28,7 @@ __all__ = [
     "Ternary",
     "Value",
     "decode_entry",
+    "decode_tables",
     "default_update",
     "delete_update",
     "describe",
@@ -358,3 +361,24 @@ def decode_entry(table: Table, message: proto.TableEntry) -> Entry:
         data=data,
         is_default=message.is_default_entry,
     )
+
+
+def decode_tables(tables: Sequence[Table], raw: bytes) -> list[list[Entry]]:
+    """Decode a serialised ReadResponse with entries of these tables: one list per table, in their order.
+
+    Raises CodecError when the answer has entries of another table, or is none.
+    """
+    try:
+        entities = proto.ReadResponse.FromString(raw).entities
+    except DecodeError as error:
+        raise CodecError("the switch's answer is no BF-Runtime read answer") from error
+    found: dict[int, list[Entry]] = {table.id: [] for table in tables}
+    by_id = {table.id: table for table in tables}
+    for entity in entities:
+        table = by_id.get(entity.table_entry.table_id)
+        if table is None:
+            raise CodecError(
+                f"the switch answered about table id {entity.table_entry.table_id:#x}, nobody asked for it"
+            )
+        found[table.id].append(decode_entry(table, entity.table_entry))
+    return [found[table.id] for table in tables]

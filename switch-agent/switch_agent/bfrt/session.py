@@ -76,7 +76,7 @@ class SessionOptions:
     device_id: int = 0
     rpc_timeout: float = 5.0
     backoff_first: float = 0.05
-    backoff_max: float = 1.0
+    backoff_max: float = 0.5
     rebind_interval: float = 3.0
     probe_interval: float = 5.0
     signed: frozenset[str] = frozenset()

@@ -16,7 +16,7 @@ import pytest
 
 from .processes import served, twin, wait_ready
 
-BENCH = ("--world", "8", "--split", "MOD 2", "-b", "16M", "-e", "16M", "-n", "8", "-w", "0", "--payload-scale", "256")
+BENCH = ("--world", "8", "--split", "MOD 2", "-b", "16M", "-e", "16M", "-n", "32", "-w", "0", "--payload-scale", "256")
 INTERVAL_MS = 50
 
 

@@ -182,6 +182,26 @@ async def test_drift_is_reported_and_repaired_within_our_own_key_space(
         assert sorted(left, key=str) == sorted([1, 1, 2, 2, 600, None], key=str)
 
 
+async def test_look_up_entries_of_others_are_found_and_removed(bench: Bench) -> None:
+    """Also when the tables had been found right before: an answer that was right is only known by its bytes."""
+    for _ in range(2):
+        assert (await bench.http.get("/api/v1/drift")).json()["entries"] == 0
+    client = bench.agent.session.writer()
+    assert client.schema is not None
+    exp2 = client.schema.table("exp2")
+    first, second, third = [entry for entry in await client.read_entries(exp2, from_hw=True) if not entry.is_default]
+    strange = Entry({"ig_md.lg": Ternary(77, 0xFFFF), "$MATCH_PRIORITY": 3}, first.action, first.data)
+    wrong = Entry(first.key, first.action, {"thr": 1})
+    await client.write([delete_update(exp2, second.key), modify_update(exp2, wrong), insert_update(exp2, strange)])
+    drift = (await bench.http.get("/api/v1/drift")).json()
+    assert (drift["added"], drift["modified"], drift["deleted"]) == (1, 1, 1)
+    assert (await bench.http.post("/api/v1/reconcile")).json()["repaired"] is True
+    left = [entry for entry in await client.read_entries(exp2, from_hw=True) if not entry.is_default]
+    assert sorted((str(entry.key), entry.data["thr"]) for entry in left) == sorted(
+        (str(entry.key), entry.data["thr"]) for entry in (first, second, third)
+    )
+
+
 async def test_a_reconcile_that_the_switch_refuses_is_shown(bench: Bench) -> None:
     """The session is up all the same; cause in session, metrics and REST, until it is solved."""
     await bench.put()
