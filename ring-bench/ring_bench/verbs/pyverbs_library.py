@@ -193,7 +193,7 @@ def gid_table(lib: Any, context: Any, device: str) -> list[Gid]:
     }
     ports = range(1, context.query_device().phys_port_cnt + 1)
     state = {port: context.query_port(port) for port in ports}
-    entries = context.querygid_table(sum(attributes.gid_tbl_len for attributes in state.values()))
+    entries = context.query_gid_table(sum(attributes.gid_tbl_len for attributes in state.values()))
     netdevs = dict(socket.if_nameindex())
     return [
         Gid(
