@@ -193,7 +193,7 @@ class StepTrack:
         """What a switch should have seen of the ranks behind it in the window (begin, end], in ns.
 
         Returns the largest step in flight at any time of the window and the smallest in flight at its end
-        (None: nothing was). Those are what `step_max` (reset after each sample) and `step_min` stand for.
+        (None: nothing was). Those are what `step_max` (brought back once it stands still) and `step_min` stand for.
         """
         n = self._size
         here = (self._site[:n] == site) & (self._start[:n] <= end)
