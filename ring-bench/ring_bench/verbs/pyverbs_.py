@@ -38,14 +38,26 @@ from ring_bench.verbs.api import (
     QpAttributes,
     QpState,
 )
-from ring_bench.verbs.pyverbs_library import MASKS, explain_modify, gid_table, load_pyverbs, open_devices, refusals
+from ring_bench.verbs.pyverbs_library import (
+    MASKS,
+    explain_modify,
+    gid_table,
+    load_pyverbs,
+    open_devices,
+    refusal,
+    refusals,
+)
 from ring_bench.verbs.rdma_sysfs import Gid, choose_gid, driver_of, rate_gbps
 
 __all__ = ["PyverbsProvider"]
 
 _POLL_BATCH = 64
-_PAUSES = ((1_000_000, 0.0), (20_000_000, 50e-6), (1 << 63, 1e-3))
-"""How to poll when nothing completes: until so many ns after the wait began, pause so long (0: only yield the CPU)."""
+_SPIN_NS = {True: 1_000_000, False: 50_000_000}
+"""How long a wait only yields the CPU between polls, by whether a device is software: that one needs the CPU too."""
+_PAUSE_SHARE = 1 / 16
+"""Then it sleeps between polls, for this share of the time waited so far ..."""
+_MAX_PAUSE_S = 2e-3
+"""... and no longer than this."""
 _HOP_LIMIT = 64
 _RXE_TIMEOUT = 18
 """Least local ACK time-out on soft-RoCE, 1.1 s: it shares the CPU with what it serves and answers late, not never."""
@@ -367,6 +379,7 @@ class PyverbsProvider:
         self._patience_s = patience_s
         self._stack = contextlib.ExitStack()  # closes in reverse: QPs, CQs, regions, domains, devices
         self._interrupted = False
+        self._software = False
         _raise_memlock()
 
     def open_device(self, host: str | int) -> _Context:
@@ -386,6 +399,7 @@ class PyverbsProvider:
         driver = driver_of(gid.device)
         with refusals(self.lib, f"a protection domain on {gid.device}"):
             opened = _Context(self, context, self.keep(self.lib.PD(context)), gid, driver)
+        self._software |= driver == "rxe"
         on_mlx5 = driver == "mlx5_core"
         self.retag_mechanism = (
             "mlx5dv_modify_qp_udp_sport in RTS" if on_mlx5 else "flow label in SQD (RTS -> SQD -> RTS)"
@@ -418,6 +432,7 @@ class PyverbsProvider:
             FabricGoneError: `interrupt` was called, or the provider is closed.
         """
         begin = time.monotonic_ns()
+        spin_ns = _SPIN_NS[self._software]
         while True:
             if self._interrupted:
                 raise FabricGoneError("the wait for completions was broken off")
@@ -432,11 +447,10 @@ class PyverbsProvider:
                     f"no completion for {self._patience_s:g} s: a rank hangs, or packets do not arrive (is UDP port "
                     "4791 open, the MTU right?) (--timeout 0 waits for ever)"
                 )
-            pause_s = next(pause_s for until_ns, pause_s in _PAUSES if waited < until_ns)
-            if pause_s:
-                time.sleep(pause_s)
-            else:
+            if waited < spin_ns:
                 os.sched_yield()
+            else:
+                time.sleep(min(waited * 1e-9 * _PAUSE_SHARE, _MAX_PAUSE_S))
 
     def flush(self) -> None:
         """Do nothing: everything is handed over as it is posted."""
@@ -472,8 +486,10 @@ class PyverbsProvider:
         lib = self.lib
         completions: list[Completion] = []
         for queue in self.queues.values():
-            with refusals(lib, f"polling completion queue {queue.handle}"):
+            try:
                 count, entries = queue.cq.poll(_POLL_BATCH)
+            except lib.PyverbsError as error:
+                raise refusal(error, f"polling completion queue {queue.handle}") from error
             if not count:
                 continue
             now_ns = time.monotonic_ns()

@@ -20,7 +20,7 @@ from ring_bench.errors import FabricError, ProviderUnavailableError
 from ring_bench.verbs.api import TRANSITION_ATTRIBUTES, Opcode, QpAttributes, QpState
 from ring_bench.verbs.rdma_sysfs import Gid, device_names
 
-__all__ = ["MASKS", "explain_modify", "gid_table", "load_pyverbs", "open_devices", "refusals"]
+__all__ = ["MASKS", "explain_modify", "gid_table", "load_pyverbs", "open_devices", "refusal", "refusals"]
 
 MASKS: dict[tuple[QpState, QpState], tuple[str, ...]] = {
     (QpState.RESET, QpState.INIT): ("PKEY_INDEX", "PORT", "ACCESS_FLAGS"),
@@ -145,11 +145,15 @@ def refusals(lib: Any, what: str, explain: Callable[[int], str] | None = None) -
     try:
         yield
     except lib.PyverbsError as error:
-        number = getattr(error, "error_code", None) or 0
-        code = errno.errorcode.get(abs(number), "EIO")
-        reason = os.strerror(abs(number)) if abs(number) in errno.errorcode else str(error)
-        hint = explain(abs(number)) if explain is not None else ""
-        raise FabricError(code, f"{what}: {reason} [{code}]{hint}") from error
+        raise refusal(error, what, explain) from error
+
+
+def refusal(error: Exception, what: str, explain: Callable[[int], str] | None = None) -> FabricError:
+    """Give our error for one of pyverbs (see `refusals`)."""
+    number = abs(getattr(error, "error_code", None) or 0)
+    code = errno.errorcode.get(number, "EIO")
+    reason = os.strerror(number) if number in errno.errorcode else str(error)
+    return FabricError(code, f"{what}: {reason} [{code}]{explain(number) if explain is not None else ''}")
 
 
 def open_devices(lib: Any, stack: contextlib.ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
