@@ -27,7 +27,7 @@ __all__ = ["Block", "decode_blocks", "encode_keyed_reads", "encode_register_upda
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _ENTITIES = 1  # ReadResponse.entities
-_RUN_LIMIT = 8192
+_FIRST_LOOK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +143,27 @@ def _runs(raw: bytes) -> Iterator[tuple[_Layout, NDArray[np.uint8]]]:
                 layout = _entry_layout(raw, first, last, at)
         if layout is None:
             raise CodecError("the switch's answer has an entity that is no table entry")
-        count = min((size - at) // step, _RUN_LIMIT)
-        rows = data[at : at + count * step].reshape(count, step)
         fixed = np.full(step, 0xFF, np.uint8)
         for offset, width in layout.spans():
             fixed[offset : offset + width] = 0
-        differs = (rows ^ rows[0]) & fixed
-        if differs.any():
-            count = int(differs.any(axis=1).argmax())
-        yield layout, rows[:count]
+        count = _alike(data[at : at + (size - at) // step * step].reshape(-1, step), fixed)
+        rows = data[at : at + count * step].reshape(count, step)
+        yield layout, rows
         at += count * step
+
+
+def _alike(rows: NDArray[np.uint8], fixed: NDArray[np.uint8]) -> int:
+    """Give how many rows equal the first one in the bits of ``fixed``, before one does not.
+
+    Looks twice as far each time, so that a short run does not cost a comparison with all that follows it.
+    """
+    count = 1
+    while count < len(rows):
+        differs = (rows[count : 2 * count + _FIRST_LOOK] ^ rows[0]) & fixed
+        if differs.any():
+            return count + int(differs.any(axis=1).argmax())
+        count += len(differs)
+    return count
 
 
 def decode_blocks(raw: bytes) -> dict[int, Block]:
