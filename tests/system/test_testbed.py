@@ -78,7 +78,9 @@ class Testbed:
     def sample(self, job_id: int) -> dict[str, Any]:
         """The latest register sample of tor0 for the job, or an empty one."""
         url = self.stack.testbed["switches"][0]["url"]
-        samples = httpx.get(f"{url}/api/v1/registers", params={"job": job_id}, timeout=10).json()["samples"]
+        answer = httpx.get(f"{url}/api/v1/registers", params={"job": job_id}, timeout=10)
+        assert answer.status_code == 200, (answer.text, self.job(job_id))
+        samples = answer.json()["samples"]
         return samples[0] if samples else {"seq": -1, "marked": {"symphony": 0}}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,10 +119,10 @@ class Agent:
     async def running(self) -> AsyncIterator[Agent]:
         """Run session and sampler in the background; on exit stop them and close the store."""
         tasks = [
-            asyncio.create_task(self.session.run(), name="session"),
-            asyncio.create_task(self.sampler.run(), name="sampler"),
-            asyncio.create_task(self._follow_owner(), name="follow-owner"),
-            asyncio.create_task(self._watch_drift(), name="drift"),
+            asyncio.create_task(_kept_running("session", self.session.run)),
+            asyncio.create_task(_kept_running("sampler", self.sampler.run)),
+            asyncio.create_task(_kept_running("read-only watch", self._follow_owner)),
+            asyncio.create_task(_kept_running("drift watch", self._watch_drift)),
         ]
         try:
             yield self
@@ -327,3 +327,13 @@ class Agent:
             "misplaced_jobs": {str(job_id): reason for job_id, reason in self.misplaced.items()},
             "ports": {"state_blocks": self.options.ports, "highest_port_index": self.port_index},
         }
+
+
+async def _kept_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run a background task until cancelled: nobody awaits it, so a mistake of ours in it would end it in silence."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            log.exception("the %s failed and is started again; please report this", name)
+            await asyncio.sleep(1.0)

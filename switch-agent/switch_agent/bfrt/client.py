@@ -266,9 +266,9 @@ class Client:
                 if task is not None and task.cancelling():
                     raise
                 # The channel was closed under the call: the session is gone, this task is not.
-                raise SwitchUnavailableError(
-                    rpc, self.address, grpc.StatusCode.CANCELLED, "the session ended during the request"
-                ) from None
+                raise self._session_ended(rpc, "during") from None
+            except grpc.aio.UsageError:  # between two calls of a user that has kept this client
+                raise self._session_ended(rpc, "before") from None
             except grpc.RpcError as failure:
                 error = error_from_rpc(failure, rpc, self.address, names)
                 self._on_result(error)
@@ -279,6 +279,11 @@ class Client:
             else:
                 self._on_result(None)
                 return result
+
+    def _session_ended(self, rpc: str, when: str) -> SwitchUnavailableError:
+        return SwitchUnavailableError(
+            rpc, self.address, grpc.StatusCode.CANCELLED, f"the session ended {when} the request"
+        )
 
 
 async def _unary(call: Awaitable[T]) -> T:

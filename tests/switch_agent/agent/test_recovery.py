@@ -378,3 +378,25 @@ async def test_reconcile_waits_for_running_changes_and_holds_back_new_ones(bench
     await eventually(lambda: order)
     await asyncio.gather(asyncio.create_task(everything()), asyncio.create_task(change("second")), first)
     assert order == ["first in", "first out", "all in", "all out", "second in", "second out"]
+
+
+async def test_a_mistake_in_the_sampler_is_logged_and_sampling_goes_on(
+    switch: tuple[BfRtServer, MemoryBackend],
+    tmp_path: Path,
+    few_lookups: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error that nobody foresaw, once: without care the background task would end in silence."""
+    async with agent_on(switch[0], tmp_path, sample_interval=0.02) as (agent, _):
+        await agent.session.wait_for(SessionState.READY, timeout=20)
+        sampler, sample = agent.sampler, agent.sampler.sample
+
+        async def fail_once(seq: int) -> None:
+            monkeypatch.setattr(sampler, "sample", sample)
+            raise ZeroDivisionError("planted")
+
+        monkeypatch.setattr(sampler, "sample", fail_once)
+        await eventually(lambda: "the sampler failed and is started again" in caplog.text)
+        failed_at = time.time()
+        await eventually(lambda: (sampler.last_success_unix_s or 0) > failed_at)

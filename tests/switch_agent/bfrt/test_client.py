@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fabric_twin.bfrt_server import BfRtServer, MemoryBackend
-from switch_agent.bfrt import Client, Entry, Schema, Ternary
+from switch_agent.bfrt import Client, Entry, Schema, Session, SessionState, Ternary
 from switch_agent.bfrt.bulk import decode_blocks, encode_register_updates
 from switch_agent.bfrt.requests import (
     ALL_PIPES,
@@ -259,3 +259,13 @@ def test_requests_are_checked_before_they_are_sent(schema: Schema) -> None:
         delete_update(schema.table("ipv4_lpm"), {"hdr.ipv4.dst": Lpm(0, 33)})
     with pytest.raises(CodecError, match="clear all"):
         delete_update(table, {})
+
+
+async def test_a_client_that_outlives_its_session_says_so(client: Client, schema: Schema, session: Session) -> None:
+    """Whoever is between two requests when the connection is given up gets an error of ours, not gRPC's."""
+    session.lose("a test")
+    await session.wait_until(lambda: session.state is not SessionState.READY, timeout=10)
+    with pytest.raises(SwitchUnavailableError, match="the session ended"):
+        await client.read_entries(schema.table("job_params"), from_hw=False)
+    with pytest.raises(SwitchUnavailableError, match="the session ended"):
+        await client.write([insert_update(schema.table("job_params"), params(1))])
