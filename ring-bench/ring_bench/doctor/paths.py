@@ -128,11 +128,14 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
             )
             continue
         mtu = active[port.name] = int(known["active_mtu"])
-        others = dict(_other_ends(machine, port.netdev))
+        others, bridges = _other_ends(machine, port.netdev)
         if on.options.switch_mtu is not None:
             others["the switch"] = on.options.switch_mtu
         evidence = ", ".join(
-            [f"active MTU {mtu}", f"{port.netdev} {own}", *(f"{name} {value}" for name, value in others.items())]
+            [
+                f"active MTU {mtu}",
+                *(f"{name} {value}" for name, value in ({port.netdev: own} | others | bridges).items()),
+            ]
         )
         needed = mtu + ROCE_HEADERS
         too_small = [name for name, value in {port.netdev: own, **others}.items() if value < needed]
@@ -142,6 +145,14 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
                 port.name,
                 f"{evidence}: packets of up to {needed} bytes do not pass {' and '.join(too_small)}",
                 f"ip link set {too_small[0]} mtu 4200 (or the switch port's), the same on the whole path",
+            )
+        elif narrow := [name for name, value in bridges.items() if value < needed]:
+            yield warning(
+                "mtu",
+                port.name,
+                f"{evidence}: packets of up to {needed} bytes do not reach every member of {narrow[0]}, whose MTU is "
+                "the smallest of theirs unless it was set",
+                f"the same MTU on all members: ip link show master {narrow[0]}",
             )
         elif mtu < 4096:
             yield warning(
@@ -229,18 +240,22 @@ def _neighbour(machine: Machine, edge: Edge, hop: Address) -> Finding:
     )
 
 
-def _other_ends(machine: Machine, netdev: str) -> Iterator[tuple[str, int]]:
-    """Give the MTUs beyond a virtual link, as far as this namespace sees them: a veth's other end and its bridge."""
+def _other_ends(machine: Machine, netdev: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Give the MTUs beyond a virtual link, as far as this namespace sees them: of a veth's other end, which drops
+    what is larger, and of its bridge, which does not: forwarding looks at the members' MTUs only.
+    """
+    ends: dict[str, int] = {}
+    bridges: dict[str, int] = {}
     link = machine.number(machine.netdev(netdev) / "iflink")
     if link in (None, machine.number(machine.netdev(netdev) / "ifindex")):
-        return
+        return ends, bridges
     for name in machine.netdevs:
         if machine.number(machine.netdev(name) / "ifindex") != link:
             continue
-        for end in (name, *_master(machine, name)):
-            mtu = machine.number(machine.netdev(end) / "mtu")
-            if mtu is not None:
-                yield end, mtu
+        for found, names in ((ends, [name]), (bridges, _master(machine, name))):
+            known = {other: machine.number(machine.netdev(other) / "mtu") for other in names}
+            found.update({other: mtu for other, mtu in known.items() if mtu is not None})
+    return ends, bridges
 
 
 def _master(machine: Machine, netdev: str) -> list[str]:

@@ -102,14 +102,23 @@ def test_a_switch_with_a_smaller_mtu_is_an_error(host: FakeHost) -> None:
     assert "do not pass the switch" in findings[0].evidence
 
 
-def test_the_other_end_of_a_virtual_link_and_its_bridge_count_too(soft: FakeHost) -> None:
+def test_the_other_end_of_a_virtual_link_counts_too(soft: FakeHost) -> None:
+    soft.write("sys/class/net/eth0/iflink", 50)
+    soft.netdev("p0", index=50, mtu=1500)
+    finding = soft.one("mtu", Severity.ERROR)
+    assert "eth0 4200, p0 1500: packets of up to 4160 bytes do not pass p0" in finding.evidence
+    assert finding.fix.startswith("ip link set p0 mtu 4200")
+
+
+def test_a_bridge_of_a_smaller_mtu_is_a_warning_since_it_forwards_by_its_members_mtu(soft: FakeHost) -> None:
     soft.write("sys/class/net/eth0/iflink", 50)
     soft.netdev("p0", index=50)
     soft.netdev("br0", index=51, mtu=1500)
     soft.link("sys/class/net/p0/master", soft.root / "sys/class/net/br0")
-    finding = soft.one("mtu", Severity.ERROR)
+    (finding,) = soft.report("mtu").findings
+    assert finding.severity is Severity.WARNING
     assert "eth0 4200, p0 4200, br0 1500" in finding.evidence
-    assert finding.fix.startswith("ip link set br0 mtu 4200")
+    assert "ip link show master br0" in finding.fix
 
 
 def test_a_small_mtu_is_a_warning(host: FakeHost) -> None:
