@@ -56,7 +56,7 @@ def of(guest: Path, name: str, check: str) -> dict[str, Found]:
 
 
 def test_a_good_machine_has_nothing_to_mend(guest: Path) -> None:
-    """All checks with a probe, after every fault was undone: so the faults of the other cases were the planted ones."""
+    """All checks but watching counters, with a probe, after every fault was undone: so those were the planted ones."""
     left = case(guest, "healthy")
     assert left["status"] == 0
     assert [entry for entry in left["report"]["findings"] if failing(entry)] == []
