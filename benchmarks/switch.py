@@ -4,15 +4,16 @@
 The agent, the switch (fabric-twin, or a BF-Runtime server over plain memory where the twin is too small) and the ranks
 run as processes of their own, talk over sockets as on hardware, and the agent's processor time is measured alone.
 
-    python benchmarks/switch.py [--json] [--toggles 1000] [--restarts 50] [--seconds 10]
+    python benchmarks/switch.py [--json] [--toggles 1000] [--restarts 50] [--kills 5] [--seconds 10]
 
 - toggle: PATCH of `enabled` over REST until the answer, which follows the read-back from the switch, while 100 jobs
   send. The twin is paced, as when somebody looks on, so that it leaves processor time to the agent as hardware does;
-  `full_speed` is without a pace: then every request waits for several of the engine's slices of 2 ms.
+  `full_speed` is without a pace: then every request waits for slices of the engine's events.
 - sampling: all registers and counters of the jobs, four pipes, read from hardware. The rate is what comes out when the
   agent is told to sample far too often; the share of a core is processor time at 10 Hz.
 - restart: the switch's BF-Runtime server ends, forgets everything and starts again while 100 jobs send and are being
   toggled; time from its first accept until the agent is ready. Then an independent client compares every entry.
+- kill: the same with SIGKILL of the whole twin, which is then started anew, as are the ranks.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,11 @@ class Process:
         """Fail when it has ended."""
         if self._child.poll() is not None:
             raise RuntimeError(f"{self._child.args} ended: {self.log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait."""
+        self._child.kill()
+        self._child.wait()
 
     def stop(self) -> None:
         """SIGTERM, and wait."""
@@ -116,16 +123,16 @@ def running(folder: Path, name: str, *args: str) -> Iterator[Process]:
 
 
 @contextlib.contextmanager
-def twin(folder: Path, *args: str) -> Iterator[dict[str, Any]]:
-    """A fabric-twin; gives what its testbed file says."""
+def twin(folder: Path, *args: str, bfrt_port: int = 0) -> Iterator[dict[str, Any]]:
+    """A fabric-twin; gives what its testbed file says, and its process."""
     testbed = folder / "testbed.yaml"
     verbs = ("--verbs", str(folder / "verbs.sock"), "--testbed-file", str(testbed))
-    ports = ("--bfrt-port", "0", "--http-port", str(free_port()))
+    ports = ("--bfrt-port", str(bfrt_port), "--http-port", str(free_port()))
     with running(folder, "fabric-twin", str(BIN / "fabric-twin"), "run", *ports, *verbs, *args) as process:
         while "REST" not in process.log.read_text():
             process.check()
             time.sleep(0.05)
-        yield yaml.safe_load(testbed.read_text())
+        yield yaml.safe_load(testbed.read_text()) | {"process": process}
 
 
 @contextlib.contextmanager
@@ -169,13 +176,18 @@ def agent(folder: Path, bfrt: str, interval_ms: float) -> Iterator[tuple[Process
 @contextlib.contextmanager
 def ring(folder: Path) -> Iterator[None]:
     """100 ranks in 50 pairs, host i of each rack with host i of the other, until the end of the block."""
-    size = ("-b", "64M", "-e", "64M", "-n", "100000", "-w", "0", "-c", "0", "--payload-scale", "65536")
-    ranks = ("--world", str(JOBS), "--split", f"MOD {JOBS // 2}", "--verbs", str(folder / "verbs.sock"))
-    with running(folder, "ring-bench", str(BIN / "ring-bench"), *ranks, *size) as process:
+    with running(folder, "ring-bench", *ring_command(folder)) as process:
         time.sleep(1)
         process.check()
         yield
         process.check()
+
+
+def ring_command(folder: Path) -> list[str]:
+    """What the processes of :func:`ring` run."""
+    size = ("-b", "64M", "-e", "64M", "-n", "100000", "-w", "0", "-c", "0", "--payload-scale", "65536")
+    ranks = ("--world", str(JOBS), "--split", f"MOD {JOBS // 2}", "--verbs", str(folder / "verbs.sock"))
+    return [str(BIN / "ring-bench"), *ranks, *size]
 
 
 def pairs(testbed: dict[str, Any]) -> list[tuple[str, str]]:
@@ -326,6 +338,59 @@ async def _restarts(count: int, testbed: dict[str, Any], address: str) -> list[f
     return took
 
 
+def kills(count: int) -> dict[str, float]:
+    """Kill the process of the twin and start another in its place; fails when anything is lost or there twice."""
+    took = []
+    preset = ("--preset", "small", "--hosts-per-tor", str(JOBS // 2))
+    bfrt_port = free_port()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pool = stack.enter_context(ThreadPoolExecutor())
+        fabric = stack.enter_context(contextlib.ExitStack())
+        testbed = fabric.enter_context(twin(folder, *preset, bfrt_port=bfrt_port))
+        _, look, address = stack.enter_context(agent(folder, testbed["switches"][0]["bfrt"], 50))
+        put_jobs(look, testbed)
+        change = Rest(f"http://{address}")
+        enabled = dict.fromkeys(range(1, JOBS + 1), True)
+        for _ in range(count):
+            ranks = fabric.enter_context(running(folder, "ring-bench", *ring_command(folder)))
+            sent = _packets(look)
+            while _packets(look) == sent:
+                ranks.check()
+                time.sleep(0.05)
+            sessions = look("GET", "/api/v1/switch")[1]["sessions"]
+            toggler = Toggler(change, enabled)
+            toggler.start()
+            while toggler.confirmed < 3:
+                time.sleep(0.005)
+            testbed["process"].kill()
+            fabric.close()
+            accepted = pool.submit(_first_accept, bfrt_port)
+            testbed = fabric.enter_context(twin(folder, *preset, bfrt_port=bfrt_port))
+            while (view := look("GET", "/api/v1/switch")[1])["state"] != "ready" or view["sessions"] == sessions:
+                time.sleep(0.005)
+            took.append(time.perf_counter() - accepted.result())
+            toggler.finish()
+            asyncio.run(_compare(testbed["switches"][0]["bfrt"], enabled, pairs(testbed)))
+    return {"kill.count": count, "kill.p50_s": percentile(took, 0.5), "kill.worst_s": max(took)}
+
+
+def _packets(rest: Rest) -> int:
+    """Packets of all jobs so far."""
+    return sum(sample["packets"]["all"] for sample in rest("GET", "/api/v1/registers")[1]["samples"])
+
+
+def _first_accept(port: int) -> float:
+    """When somebody accepts connections there again."""
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.005)
+        else:
+            return time.perf_counter()
+
+
 class Toggler(threading.Thread):
     """Toggles jobs in turn; what was confirmed is in ``enabled``, which a refused toggle leaves as it is."""
 
@@ -381,8 +446,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--toggles", type=int, default=1000)
     parser.add_argument("--restarts", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each sampling measurement")
-    parser.add_argument("--only", choices=("toggles", "sampling", "restarts"))
+    parser.add_argument("--only", choices=("toggles", "sampling", "restarts", "kills"))
     parser.add_argument("--json", action="store_true", help="print the named figures as JSON")
     parser.add_argument("--serve-memory", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -397,6 +463,8 @@ def main() -> None:
         figures |= sampling(args.seconds)
     if args.only in (None, "restarts"):
         figures |= restarts(args.restarts)
+    if args.only in (None, "kills"):
+        figures |= kills(args.kills)
     if args.json:
         print(json.dumps(figures))
         return

@@ -434,8 +434,11 @@ class Hub:
             await asyncio.sleep(self._poll_s)
             for job in self.jobs.active():
                 if client.name in job.flows and not job.ended:
-                    await self._fetch(client, job)
-                    job.check_agreement()
+                    try:
+                        await self._fetch(client, job)
+                        job.check_agreement()
+                    except Exception:  # nobody awaits this task: a mistake would end it in silence
+                        log.exception("the samples of job %d from switch %s could not be used", job.id, client.name)
 
     async def _fetch(self, client: SwitchClient, job: Job) -> None:
         status = self.collectors[client.name]

@@ -24,13 +24,12 @@ from fabric_twin.errors import ConfigError, UnknownNameError
 from fabric_twin.fabric import Fabric, warm_up
 from fabric_twin.presets import Preset
 from fabric_twin.rest import make_app
-from fabric_twin.switch import TwinSwitch
+from fabric_twin.switch import TwinSwitch, device_ports
 from fabric_twin.verbs_service import VerbsService
 
 __all__ = ["Twin", "TwinConfig", "serve"]
 
 LOOPBACK = "127.0.0.1"
-PORTS_PER_PIPE = 128
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,10 @@ class Twin:
 
     def _ports(self, tor: int) -> list[Port]:
         topology = self.fabric.topology
-        ports = []
-        pipes = {0: 0, 1: 0}
-        for index in topology.switches[tor].ports:
-            info = topology.ports[index]
-            pipe = 0 if info.peer < 0 else 1
-            number = pipe * PORTS_PER_PIPE + pipes[pipe]
-            pipes[pipe] += 1
-            ports.append(Port(number, f"{number // 4 + 1}/{number % 4}", speed_gbps=round(info.gbps)))
-        return ports
+        return [
+            Port(number, f"{number // 4 + 1}/{number % 4}", speed_gbps=round(topology.ports[index].gbps))
+            for number, index in device_ports(topology, tor).items()
+        ]
 
     def bfrt_address(self, switch: int) -> str | None:
         """host:port of a switch's BF-Runtime server; None for spines, which have none."""
