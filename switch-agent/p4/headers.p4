@@ -53,8 +53,7 @@ header udp_h {
   bit<16> csum;
 }
 
-// Base transport header of InfiniBand. What follows it (RETH, immediate, payload) is not parsed: nothing here
-// reads it, and the packet carries it through untouched.
+// Base transport header of InfiniBand.
 header bth_h {
   bit<8>  opcode;
   bit<8>  flags;
@@ -63,6 +62,13 @@ header bth_h {
   bit<24> qpn;
   bit<8>  ackrsv;
   bit<24> psn;
+}
+
+// RDMA extended transport header, on the first or only packet of a WRITE. Nothing here reads it.
+header reth_h {
+  bit<64> va;
+  bit<32> rkey;
+  bit<32> len;
 }
 
 // What ingress tells egress, on every packet. Whole bytes: fields written from different sources must not share
@@ -83,6 +89,7 @@ struct headers_t {
   ipv6_h   ipv6;
   udp_h    udp;
   bth_h    bth;
+  reth_h   reth;
 }
 
 struct ig_md_t {

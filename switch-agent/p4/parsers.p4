@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ethernet, one 802.1Q tag, IPv4 without options or IPv6 without extension headers, UDP port 4791, BTH.
+// Ethernet, one 802.1Q tag, IPv4 without options or IPv6 without extension headers, UDP port 4791, BTH, RETH.
 // Anything else is forwarded by what was parsed of it and never tracked.
 
 parser IgParser(packet_in pkt, out headers_t hdr, out ig_md_t ig_md,
@@ -38,11 +38,13 @@ parser IgParser(packet_in pkt, out headers_t hdr, out ig_md_t ig_md,
     pkt.extract(hdr.bth);
     // RDMA WRITE first, middle, last, only; last and only WITH IMMEDIATE end a step. ACKs and CNPs are no data.
     transition select(hdr.bth.opcode) {
-      6: data; 7: data; 8: data; 10: data;
-      9: last; 11: last;
+      6: data_reth; 10: data_reth; 7: data; 8: data;
+      11: last_reth; 9: last;
       default: accept;
     }
   }
+  state data_reth { pkt.extract(hdr.reth); transition data; }
+  state last_reth { pkt.extract(hdr.reth); transition last; }
   state data { ig_md.data = 1; transition accept; }
   state last { ig_md.data = 1; ig_md.last = 1; transition accept; }
 }

@@ -286,6 +286,7 @@ HEADERS = (
     Header.of("ipv6", "version:4 dscp:6 ecn:2 flow_label:20 len:16 next:8 hops:8 src:128 dst:128"),
     Header.of("udp", "sport:16 dport:16 len:16 csum:16"),
     Header.of("bth", "opcode:8 flags:8 pkey:16 rsv:8 qpn:24 ackrsv:8 psn:24"),
+    Header.of("reth", "va:64 rkey:32 len:32"),
 )
 
 INGRESS_METADATA = Header.of(

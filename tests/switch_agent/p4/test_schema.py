@@ -39,7 +39,7 @@ def _original(header: Header) -> Header:
 
 
 def prototype_of(program: Program) -> Program:
-    """Undo what the merge added: IPv6, the scope of the state, the copied addresses, the ECT flag."""
+    """Undo what the merge added: IPv6, RETH, the scope of the state, the copied addresses, the ECT flag."""
     return dataclasses.replace(
         program,
         tables=tuple(
@@ -60,7 +60,7 @@ def prototype_of(program: Program) -> Program:
             )
             for hash_ in program.hashes
         ),
-        headers=tuple(header for header in program.headers if header.name != "ipv6"),
+        headers=tuple(header for header in program.headers if header.name not in ("ipv6", "reth")),
         ingress_metadata=_original(program.ingress_metadata),
         egress_metadata=_original(program.egress_metadata),
     )
