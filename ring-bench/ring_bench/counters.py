@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ring_bench import ethtool
 from ring_bench.results import PortCounters, RunCounters, Verdicts
+from ring_bench.verbs.rdma_sysfs import gid_table
 
 __all__ = ["FLAP", "LOSS", "RNR", "Snapshot", "combine", "judge", "port_values", "snapshot"]
 
@@ -57,6 +58,8 @@ class Snapshot:
     """By (device, port)."""
     unreadable: Mapping[tuple[str, int], tuple[str, ...]]
     netdevs: Mapping[tuple[str, int], str]
+    gids: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
+    """GIDs of the port's network device by index, with their type; no entry for a port that has no table."""
 
 
 def port_values(device: str, port: int, sys: Path = _SYSFS) -> tuple[dict[str, int], list[str]]:
@@ -84,13 +87,18 @@ def port_values(device: str, port: int, sys: Path = _SYSFS) -> tuple[dict[str, i
 
 
 def snapshot(ports: Iterable[tuple[str, int, str]], sys: Path = _SYSFS) -> Snapshot:
-    """Read the counters of ports, given as (device, port, network device)."""
+    """Read counters and GIDs of ports, given as (device, port, network device)."""
     values: dict[tuple[str, int], dict[str, int]] = {}
     unreadable: dict[tuple[str, int], tuple[str, ...]] = {}
     netdevs = {}
+    gids = {}
     for device, port, netdev in ports:
         key = device, port
         netdevs[key] = netdev
+        table = gid_table(device, sys / "class" / "infiniband")
+        gids[key] = {
+            gid.index: f"{gid.address} {gid.kind}" for gid in table if (gid.port, gid.netdev) == (port, netdev)
+        }
         found, missing = port_values(device, port, sys)
         try:
             path = sys / "class" / "net" / netdev / "carrier_changes"
@@ -102,7 +110,7 @@ def snapshot(ports: Iterable[tuple[str, int, str]], sys: Path = _SYSFS) -> Snaps
         except OSError:
             missing.append("ethtool statistics")
         values[key], unreadable[key] = found, tuple(missing)
-    return Snapshot(values, unreadable, netdevs)
+    return Snapshot(values, unreadable, netdevs, gids)
 
 
 def judge(host: str, before: Snapshot, after: Snapshot, traffic_class: int) -> list[PortCounters]:
@@ -120,6 +128,10 @@ def judge(host: str, before: Snapshot, after: Snapshot, traffic_class: int) -> l
         old = before.ports.get(key, {})
         deltas = {name: value - old[name] for name, value in sorted(new.items()) if name in old}
         verdicts, remarks = _verdicts(deltas, traffic_class >> 5)
+        if key in before.gids and key in after.gids:
+            changes = _gid_changes(before.gids[key], after.gids[key])
+            verdicts = verdicts.model_copy(update={"gid_changed": bool(changes)})
+            remarks += [f"the GID table changed ({', '.join(changes)})"] if changes else []
         ports.append(
             PortCounters(
                 host=host,
@@ -141,14 +153,9 @@ def combine(ports: Sequence[PortCounters]) -> RunCounters | None:
         return None
     distinct = {(port.host, port.device, port.port): port for port in ports}
     each = [port.verdicts for port in distinct.values()]
-    verdicts = Verdicts(
-        **{
-            name: _any([getattr(verdict, name) for verdict in each])
-            for name in ("flap", "rnr", "loss", "wrong_priority", "pause")
-        }
-    )
+    verdicts = Verdicts(**{name: _any([getattr(verdict, name) for verdict in each]) for name in Verdicts.model_fields})
     return RunCounters(
-        valid=not (verdicts.flap or verdicts.rnr or verdicts.loss or verdicts.wrong_priority),
+        valid=not any((verdicts.flap, verdicts.gid_changed, verdicts.rnr, verdicts.loss, verdicts.wrong_priority)),
         verdicts=verdicts,
         ports=list(distinct.values()),
     )
@@ -170,12 +177,21 @@ def _verdicts(deltas: Mapping[str, int], priority: int) -> tuple[Verdicts, list[
     flap = moved(FLAP, "the link flapped")
     verdicts = Verdicts(
         flap=True if backwards else flap,
+        gid_changed=None,
         rnr=moved(RNR, "receiver not ready"),
         loss=moved(LOSS, "packets were lost, damaged or late"),
         wrong_priority=_wrong_priority(deltas, priority, remarks),
         pause=moved([name for name in deltas if _PAUSE.fullmatch(name)], "pause frames"),
     )
     return verdicts, remarks
+
+
+def _gid_changes(before: Mapping[int, str], after: Mapping[int, str]) -> list[str]:
+    return [
+        f"{index}: {before.get(index, 'empty')} -> {after.get(index, 'empty')}"
+        for index in sorted({*before, *after})
+        if before.get(index) != after.get(index)
+    ]
 
 
 def _wrong_priority(deltas: Mapping[str, int], priority: int, remarks: list[str]) -> bool | None:

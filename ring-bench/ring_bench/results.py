@@ -149,6 +149,9 @@ class Verdicts(_Model):
     """What the change of counters over the run says; null: this NIC does not count it."""
 
     flap: bool | None = Field(description="a link went down, or the driver was reloaded")
+    gid_changed: bool | None = Field(
+        description="a GID of the port's network device came, went or moved: addresses or links were changed"
+    )
     rnr: bool | None = Field(description="a receiver was not ready (receiver-not-ready NAKs, no buffer)")
     loss: bool | None = Field(description="packets lost, damaged or so late that they were sent again")
     wrong_priority: bool | None = Field(description="over 10 % of the bytes left on another priority than DSCP / 8")

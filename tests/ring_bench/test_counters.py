@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,40 @@ def test_a_counter_that_goes_backwards_is_a_reloaded_driver() -> None:
     port = judged(QUIET, {**QUIET, "out_of_sequence": 0})
     assert port.verdicts.flap is True
     assert "went backwards" in port.remarks[0]
+
+
+def gids_of(root: Path, rows: dict[int, str]) -> None:
+    """Write the GID table of mlx5_0, all of eth0; what was there goes."""
+    port = root / "class/infiniband/mlx5_0/ports/1"
+    shutil.rmtree(port, ignore_errors=True)
+    for index, gid in rows.items():
+        for path, text in (("gids", gid), ("gid_attrs/types", "RoCE v2"), ("gid_attrs/ndevs", "eth0")):
+            (port / path).mkdir(parents=True, exist_ok=True)
+            (port / path / str(index)).write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ({0: "fe80::1", 3: "::ffff:10.0.0.1"}, None),
+        ({0: "fe80::1"}, "3: 10.0.0.1 RoCE v2 -> empty"),
+        ({0: "fe80::1", 3: "::ffff:10.0.0.2"}, "3: 10.0.0.1 RoCE v2 -> 10.0.0.2 RoCE v2"),
+        ({0: "::ffff:10.0.0.1", 3: "fe80::1"}, "0: fe80::1 RoCE v2 -> 10.0.0.1 RoCE v2"),
+    ],
+)
+def test_a_gid_that_goes_or_moves_during_the_run_makes_it_doubtful(
+    tmp_path: Path, after: dict[int, str], words: str | None
+) -> None:
+    """Though no counter moved: its index is what a QP was connected with."""
+    gids_of(tmp_path, {0: "fe80::1", 3: "::ffff:10.0.0.1"})
+    first = snapshot([("mlx5_0", 1, "eth0")], tmp_path)
+    gids_of(tmp_path, after)
+    (port,) = judge("h0", first, snapshot([("mlx5_0", 1, "eth0")], tmp_path), 106)
+    assert port.verdicts.gid_changed is (words is not None)
+    assert words is None or words in port.remarks[0]
+    whole = combine([port])
+    assert whole is not None
+    assert whole.valid is (words is None)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ring_bench.cli import main
+from ring_bench.counters import judge
 from ring_bench.errors import RingBenchError
 from ring_bench.verbs.api import Opcode, QpAttributes, QpState, connect
 from ring_bench.verbs.pyverbs_ import PyverbsProvider
@@ -70,6 +72,17 @@ def refusal(call: Callable[[], object]) -> str:
     return "no error"
 
 
+def gid_change(provider: PyverbsProvider, netdev: str) -> str:
+    """Give a network device another address, and tell what the provider's snapshots say of it."""
+    before, limit, remarks = provider.counters(), time.monotonic() + 10, ""
+    sh(f"ip addr add 10.77.9.9/32 dev {netdev}")
+    while not remarks and time.monotonic() < limit:  # the kernel makes the GID a little later
+        ports = judge("guest", before, provider.counters(), traffic_class=106)
+        remarks = "; ".join(remark for port in ports if port.verdicts.gid_changed for remark in port.remarks)
+    sh(f"ip addr del 10.77.9.9/32 dev {netdev}")
+    return remarks
+
+
 def objects() -> dict[str, Any]:
     """Ask single verbs objects: what they refuse, and how they say it."""
     said: dict[str, Any] = {}
@@ -109,6 +122,7 @@ def objects() -> dict[str, Any]:
     other.post_recv(2)
     said["rq full"] = refusal(lambda: other.post_recv(3))
     said["too long"] = refusal(lambda: other.post_send(1, Opcode.SEND, region, 0, 1 << 30))
+    said["gid changed"] = gid_change(provider, "h1")
     provider.close()
     said["after close"] = refusal(lambda: provider.wait(0))
     provider.close()

@@ -159,6 +159,8 @@ def test_a_device_without_usable_gid_is_refused_with_the_reasons(guest: Path) ->
         ("nothing comes", "no completion for 0.2 s"),
         ("rq full", "ENOMEM: the receive queue of QP"),
         ("too long", "EMSGSIZE: 1073741824 bytes"),
+        ("gid changed", "the GID table changed ("),
+        ("gid changed", "empty -> 10.77.9.9 RoCE v2"),
         ("after close", "broken off"),
         ("status", "3 REM_ACCESS_ERR"),
     ],
