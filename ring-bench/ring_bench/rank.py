@@ -115,6 +115,11 @@ class Rank:
         """Leading iterations whose data are all here and, where that is on, verified."""
         return self._settled
 
+    @property
+    def missing(self) -> int | None:
+        """The first step that has not arrived, of all rings; None: all have."""
+        return min((end.missing for end in self.ends if end.missing is not None), default=None)
+
     def start(self) -> None:
         """Begin the first iteration. A rank alone copies all of them at once."""
         if self.plan.steps == 0:

@@ -131,8 +131,11 @@ class Failure(_Model):
     message: str
     rank: int | None = None
     host: str | None = None
-    step: int | None = None
-    status: str | None = None
+    step: int | None = Field(
+        default=None,
+        description="where it happened; if nobody can say (a process died): the first that had not arrived here",
+    )
+    status: str | None = Field(default=None, description="name of the ibv_wc_status, if a completion failed")
 
 
 class HostClock(_Model):

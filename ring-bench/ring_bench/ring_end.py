@@ -229,6 +229,11 @@ class RingEnd:
         while self._held_grants and self._grants_posted - self._grants_done < 2 * self._slots:
             self._post_grant(self._held_grants.popleft())
 
+    @property
+    def missing(self) -> int | None:
+        """The first step that has not arrived; None: all have."""
+        return self._leading if self._leading < self._total else None
+
     def waiting_for(self) -> str:
         """Say what this ring waits for; empty when nothing."""
         texts = []

@@ -116,6 +116,9 @@ class Session:
             ranks = self._world.ranks
             records = {number: rank.record for number, rank in ranks.items()}
             complete = min(rank.complete for rank in ranks.values())
+            if self._failure.get("step") is None:  # a process that died says none
+                missing = [rank.missing for rank in ranks.values() if rank.missing is not None]
+                self._failure = {**self._failure, "step": min(missing, default=None)}
             if self._witness is not None:
                 self._witness.finish()
         uncertainty_ns = self._witness.uncertainty_ns if self._witness is not None else 0

@@ -37,6 +37,14 @@ def test_srun_over_several_hosts_needs_a_master() -> None:
     assert place(4, None, "node1:7000", SRUN).ranks == (1,)
 
 
+def test_srun_and_mpich_on_one_host_need_nothing_else() -> None:
+    here = ("127.0.0.1", DEFAULT_PORT)
+    srun = place(None, None, None, {**SRUN, "SLURM_STEP_NUM_NODES": "1"})
+    assert (srun.world, srun.ranks, srun.master, srun.launcher) == (4, (1,), here, "srun")
+    mpich = place(None, None, None, {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"})
+    assert (mpich.world, mpich.ranks, mpich.master, mpich.launcher) == (3, (2,), here, "pmi")
+
+
 def test_torchrun_gives_the_master_whose_port_its_own_store_holds() -> None:
     assert place(None, None, None, TORCHRUN).master == ("10.0.0.1", 29401)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -94,25 +95,59 @@ def test_three_processes_give_the_result_of_one(fake_twin: FakeTwin, tmp_path: P
     assert sorted(tmp_path.glob("*.json")) == [many, one]
 
 
-def test_when_a_rank_is_killed_all_others_end_within_five_seconds_and_name_it(
-    fake_twin: FakeTwin, tmp_path: Path
+@pytest.mark.parametrize(
+    ("victim", "number", "word"),
+    [
+        (1, signal.SIGKILL, "died"),
+        (0, signal.SIGKILL, "ended"),  # its connections are everybody's
+        (1, signal.SIGSTOP, "fell silent"),  # as when its host loses power
+        (0, signal.SIGSTOP, "fell silent"),
+    ],
+)
+def test_when_a_rank_dies_all_others_end_within_five_seconds_and_name_it(
+    fake_twin: FakeTwin, tmp_path: Path, victim: int, number: signal.Signals, word: str
 ) -> None:
     path = tmp_path / "r.json"
     with ranks(fake_twin, 3, *ENDLESS, "-J", str(path)) as processes:
         wait_until_sending(fake_twin)
-        processes[1].kill()
+        processes[victim].send_signal(number)
         killed = time.monotonic()
-        outputs = {rank: processes[rank].communicate(timeout=30) for rank in (0, 2)}
+        left = [rank for rank in range(3) if rank != victim]
+        outputs = {rank: processes[rank].communicate(timeout=30) for rank in left}
         assert time.monotonic() - killed < 5
         for rank, (_, err) in outputs.items():
             assert processes[rank].returncode == 1
-            assert "rank 1 (host" in err
-            assert "died" in err
-    for name, rank in (("r.json", 0), ("r.rank2.json", 2)):
-        data = results_of(tmp_path / name)
+            assert f"rank {victim}" in err
+            assert word in err
+    for rank in left:
+        data = results_of(path if rank == 0 else tmp_path / f"r.rank{rank}.json")
         assert data["complete"] is False
-        assert (data["failure"]["kind"], data["failure"]["rank"]) == ("died", 1)
+        failure = data["failure"]
+        assert (failure["kind"], failure["rank"]) == ("died", victim)
+        assert failure["host"] == ("127.0.0.1" if victim == 0 else platform.node())
+        assert 0 < failure["step"] < data["steps_total"]
         assert data["ranks_covered"] == [rank]
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "others"),
+    [
+        ("RANK", "WORLD_SIZE", {"LOCAL_WORLD_SIZE": "2"}),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"SLURM_STEP_NUM_NODES": "1"}),
+    ],
+)
+def test_torchruns_and_sruns_environment_start_a_run(
+    fake_twin: FakeTwin, rank: str, world: str, others: dict[str, str]
+) -> None:
+    """As ``torchrun --no-python ring-bench`` and ``srun ring-bench`` do."""
+    master = ["--master", f"127.0.0.1:{free_port()}"]
+    both = [
+        start(fake_twin, *master, "-b", "4K", "-n", "2", **others, **{rank: str(number), world: "2"})
+        for number in range(2)
+    ]
+    outputs = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert "2 ranks" in outputs[0][0]
 
 
 def test_ranks_with_different_options_do_not_start(fake_twin: FakeTwin) -> None:

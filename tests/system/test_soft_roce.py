@@ -191,7 +191,9 @@ def test_a_killed_rank_ends_the_others_within_five_seconds(vm: VirtualMachine) -
         assert "rank 2 (host soft-roce" in (folder / f"killed-{rank}.err").read_text()
         result = json.loads((folder / name).read_text())
         assert not result["complete"]
-        assert (result["failure"]["kind"], result["failure"]["rank"]) == ("died", 2)
+        failure = result["failure"]
+        assert (failure["kind"], failure["rank"], failure["host"]) == ("died", 2, "soft-roce")
+        assert 0 < failure["step"] < result["steps_total"]
 
 
 def test_mpirun_starts_the_ranks_and_a_replay_of_the_packets_sees_their_overlap(vm: VirtualMachine) -> None:
