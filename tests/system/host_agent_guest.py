@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in the guest for test_host_agent_guest.py: a host-agent, and a ring of four ranks between two of its scrapes.
+"""Runs in the guest for test_host_agent_guest.py: a host-agent, and a ring of four ranks between two of its scrapes;
+and the preparation of a network device.
 
     host_agent_guest.py FOLDER
 
-Leaves FOLDER/before.txt and FOLDER/after.txt, what /metrics said, and FOLDER/hw_counters.json, what the kernel said
-of rxe0 at the end. The agent's log is FOLDER/host-agent.log. Exits with the agent's status.
+Leaves FOLDER/before.txt and FOLDER/after.txt, what /metrics said, FOLDER/hw_counters.json, what the kernel said of
+rxe0 at the end, and FOLDER/nics.json, how the network device was before, prepared and restored. The agent's log is
+FOLDER/host-agent.log. Exits with the agent's status.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from pathlib import Path
 
 import httpx
 
+from host_agent.nics.models import Wishes
+from host_agent.nics.service import NicService
 from ring_bench.cli import main as ring_bench
 
 URL = "http://127.0.0.1:9400"
@@ -70,6 +74,34 @@ def ring() -> None:
             raise
 
 
+def dummy() -> dict[str, object]:
+    """How the network device d0 is."""
+    (link,) = json.loads(subprocess.check_output(["ip", "-j", "address", "show", "d0"]))
+    rdma = json.loads(subprocess.check_output(["rdma", "-j", "link"]))
+    return {
+        "up": "UP" in link["flags"],
+        "mtu": link["mtu"],
+        "addresses": [entry["local"] for entry in link["addr_info"] if entry["family"] == "inet"],
+        "rdma": [entry["ifname"] for entry in rdma if entry.get("netdev") == "d0"],
+    }
+
+
+def prepare(folder: Path) -> None:
+    """Prepare a new network device, soft-RoCE and all, and restore it."""
+    subprocess.run(["ip", "link", "add", "d0", "type", "dummy"], check=True)
+    wish = {"netdev": "d0", "up": True, "mtu": 4200, "addresses": ["10.78.0.1/24"], "rxe": "rxe9"}
+    service = NicService(folder / "nics")
+    states = [dummy()]
+    planned = [change.what for change in service.plan(Wishes.model_validate({"nics": [wish]})).changes]
+    service.apply(Wishes.model_validate({"nics": [wish]}))
+    states.append(dummy())
+    service.restore(force=False)
+    states.append(dummy())
+    service.close()
+    subprocess.run(["ip", "link", "del", "d0"], check=True)
+    (folder / "nics.json").write_text(json.dumps({"planned": planned, "states": states}))
+
+
 def main(folder: Path) -> int:
     """Start, scrape, run the ring, scrape, stop."""
     (folder / "testbed.yaml").write_text(TESTBED)
@@ -81,6 +113,7 @@ def main(folder: Path) -> int:
         ring()
         (folder / "after.txt").write_text(scraped(agent, shows_all))
         (folder / "hw_counters.json").write_text(json.dumps(kernel()))
+        prepare(folder)
     finally:
         agent.send_signal(signal.SIGTERM)
         status = agent.wait(timeout=30)

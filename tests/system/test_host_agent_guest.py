@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host-agent in the VM reports the counters of real soft-RoCE devices."""
+"""The host-agent in the VM: counters of real soft-RoCE devices, and preparing one."""
 
 from __future__ import annotations
 
@@ -36,15 +36,21 @@ def series(path: Path) -> Series:
     }
 
 
-def test_the_host_agent_reports_the_counters_of_soft_roce_and_they_grow_with_traffic(vm: VirtualMachine) -> None:
-    """Under node_exporter's names where it has one, with exactly the kernel's values; a ring makes them grow."""
+@pytest.fixture(scope="module")
+def guest(vm: VirtualMachine) -> Path:
+    """Folder with what host_agent_guest.py left behind."""
     folder = vm.share / "host-agent"
     folder.mkdir()
     status, output = vm.run("python tests/system/host_agent_guest.py /share/host-agent", timeout_s=300)
     log = folder / "host-agent.log"
     assert status == 0, output + (log.read_text() if log.exists() else "")
-    before, after = series(folder / "before.txt"), series(folder / "after.txt")
-    kernel: dict[str, int] = json.loads((folder / "hw_counters.json").read_text())
+    return folder
+
+
+def test_the_host_agent_reports_the_counters_of_soft_roce_and_they_grow_with_traffic(guest: Path) -> None:
+    """Under node_exporter's names where it has one, with exactly the kernel's values; a ring makes them grow."""
+    before, after = series(guest / "before.txt"), series(guest / "after.txt")
+    kernel: dict[str, int] = json.loads((guest / "hw_counters.json").read_text())
     assert set(NAMES) <= set(kernel)
     for counter, value in kernel.items():
         key = (NAMES[counter], "rxe0", "") if counter in NAMES else (OTHER, "rxe0", counter)
@@ -55,3 +61,13 @@ def test_the_host_agent_reports_the_counters_of_soft_roce_and_they_grow_with_tra
             key = (NAMES[counter], device, "")
             # 6 steps of a quarter of 256 KiB in packets of 4096 bytes
             assert after[key] - before[key] >= 6 * 16, (device, counter)
+
+
+def test_a_network_device_is_prepared_with_soft_roce_and_restored(guest: Path) -> None:
+    """By the real netlink and the real rdma: what was planned is there, then all is as before."""
+    left = json.loads((guest / "nics.json").read_text())
+    assert left["planned"] == ["mtu", "address", "up", "rxe"]
+    before, prepared, restored = left["states"]
+    assert before == {"up": False, "mtu": 1500, "addresses": [], "rdma": []}
+    assert prepared == {"up": True, "mtu": 4200, "addresses": ["10.78.0.1"], "rdma": ["rxe9"]}
+    assert restored == before
