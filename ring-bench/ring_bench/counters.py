@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ring_bench import ethtool
+from ring_bench.rdma_sysfs import gid_table
 from ring_bench.results import PortCounters, RunCounters, Verdicts
-from ring_bench.verbs.rdma_sysfs import gid_table
 
 __all__ = ["FLAP", "LOSS", "RNR", "Snapshot", "combine", "judge", "port_values", "snapshot"]
 

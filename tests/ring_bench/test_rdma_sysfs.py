@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ring_bench.errors import ProviderUnavailableError
-from ring_bench.verbs.rdma_sysfs import Gid, choose_gid, device_names, driver_of, gid_table, rate_gbps
+from ring_bench.rdma_sysfs import Gid, choose_gid, device_names, driver_of, gid_table, rate_gbps
 
 V4 = "0000:0000:0000:0000:0000:ffff:0a4d:{:04x}"
 LINK_LOCAL = "fe80:0000:0000:0000:0077:00ff:fe00:0001"

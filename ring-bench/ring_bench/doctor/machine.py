@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ring_bench import ethtool
-from ring_bench.verbs.rdma_sysfs import Gid, device_names, driver_of, gid_table, rate_gbps, rejection
+from ring_bench.rdma_sysfs import Gid, device_names, driver_of, gid_table, rate_gbps, rejection
 
 __all__ = ["Address", "Ethtool", "Gid", "Machine", "Output", "Port", "run_command"]
 

@@ -27,6 +27,7 @@ import numpy as np
 from ring_bench.counters import Snapshot, snapshot
 from ring_bench.dtypes import Array
 from ring_bench.errors import FabricError, FabricGoneError, NoProgressError
+from ring_bench.rdma_sysfs import Gid, choose_gid, driver_of, rate_gbps
 from ring_bench.tag import SPORT_BASE, flow_label_of_sport
 from ring_bench.verbs.api import (
     SUCCESS,
@@ -47,7 +48,6 @@ from ring_bench.verbs.pyverbs_library import (
     refusal,
     refusals,
 )
-from ring_bench.verbs.rdma_sysfs import Gid, choose_gid, driver_of, rate_gbps
 
 __all__ = ["PyverbsProvider"]
 

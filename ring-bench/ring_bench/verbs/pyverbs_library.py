@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ring_bench.errors import FabricError, ProviderUnavailableError
+from ring_bench.rdma_sysfs import Gid, device_names
 from ring_bench.verbs.api import TRANSITION_ATTRIBUTES, Opcode, QpAttributes, QpState
-from ring_bench.verbs.rdma_sysfs import Gid, device_names
 
 __all__ = ["MASKS", "explain_modify", "gid_table", "load_pyverbs", "open_devices", "refusal", "refusals"]
 
