@@ -293,6 +293,16 @@ def test_a_receive_is_free_again_when_it_completes(provider: PyverbsProvider, ad
     qp.post_recv(4)
 
 
+def test_a_failed_completion_frees_nothing(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """Its opcode is not defined, so nobody knows which queue it came from; the QP is in error anyway."""
+    qp, _ = pair(provider)
+    qp.post_recv(3)
+    adapter.completions = [completion(qp, "RETRY_EXC_ERR", opcode="RECV")]
+    assert provider.wait(None)[0].status == "RETRY_EXC_ERR"
+    with pytest.raises(FabricError, match="receive queue"):
+        qp.post_recv(4)
+
+
 def test_a_refused_post_takes_no_place(provider: PyverbsProvider, adapter: Adapter) -> None:
     """It is not in the queue."""
     qp, region = pair(provider, sends=1)
