@@ -180,13 +180,17 @@ def test_too_little_lockable_memory_names_the_limits(vm: VirtualMachine) -> None
     assert "LimitMEMLOCK" in output
 
 
-def test_a_killed_rank_ends_the_others_within_five_seconds(vm: VirtualMachine) -> None:
-    """Each says who died, and leaves a partial result that names it."""
+def test_a_killed_rank_ends_the_others(vm: VirtualMachine) -> None:
+    """Each says who died, and leaves a partial result that names it.
+
+    Soon: three ranks leave Python on one emulated CPU, which took 3.7 to 5.6 s on a busy machine; an ACK time-out with
+    all its retries would take longer than the limit here.
+    """
     folder = vm.share / "killed"
     folder.mkdir()
     gone = json.loads(succeed(vm, "python tests/system/soft_roce_kill.py /share/killed 2"))
     assert [status for status, _ in gone] == [1, 1, -9, 1]
-    assert max(seconds for _, seconds in gone) < 5
+    assert max(seconds for _, seconds in gone) < 15
     for rank, name in ((0, "killed.json"), (1, "killed.rank1.json"), (3, "killed.rank3.json")):
         assert "rank 2 (host soft-roce" in (folder / f"killed-{rank}.err").read_text()
         result = json.loads((folder / name).read_text())
