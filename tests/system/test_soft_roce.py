@@ -183,8 +183,7 @@ def test_too_little_lockable_memory_names_the_limits(vm: VirtualMachine) -> None
 def test_a_killed_rank_ends_the_others(vm: VirtualMachine) -> None:
     """Each says who died, and leaves a partial result that names it.
 
-    Soon: three ranks leave Python on one emulated CPU, which took 3.7 to 5.6 s on a busy machine; an ACK time-out with
-    all its retries would take longer than the limit here.
+    Three ranks leave Python on one emulated CPU, which took 3.7 to 5.6 s on a busy machine; the limit is for hanging.
     """
     folder = vm.share / "killed"
     folder.mkdir()
