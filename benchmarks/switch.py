@@ -305,7 +305,7 @@ def restarts(count: int) -> dict[str, float]:
         with ring(Path(name)):
             _wait_for_packets(rest)
             cpu = process.cpu_s()
-            took = asyncio.run(_restarts(count, testbed, address))
+            took = _restarts(count, testbed, address)
             cpu = process.cpu_s() - cpu
     return {
         "restart.count": count,
@@ -315,7 +315,7 @@ def restarts(count: int) -> dict[str, float]:
     }
 
 
-async def _restarts(count: int, testbed: dict[str, Any], address: str) -> list[float]:
+def _restarts(count: int, testbed: dict[str, Any], address: str) -> list[float]:
     switch = testbed["switches"][0]
     fabric, look, change = Rest(testbed["twin"]["http"]), Rest(f"http://{address}"), Rest(f"http://{address}")
     enabled = dict.fromkeys(range(1, JOBS + 1), True)
@@ -323,18 +323,14 @@ async def _restarts(count: int, testbed: dict[str, Any], address: str) -> list[f
     for number in range(count):
         sessions = look("GET", "/api/v1/switch")[1]["sessions"]
         toggler = Toggler(change, enabled)
-        toggler.start()
-        while toggler.confirmed < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        toggler.begin()
         body = {"down_s": DOWN_S[number % len(DOWN_S)]}
-        status, answer = await asyncio.to_thread(fabric, "POST", f"/api/v1/switches/{switch['name']}/restart", body)
+        status, answer = fabric("POST", f"/api/v1/switches/{switch['name']}/restart", body)
         assert status == 200, answer
         began = time.perf_counter()
-        while (view := look("GET", "/api/v1/switch")[1])["state"] != "ready" or view["sessions"] == sessions:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        took.append(time.perf_counter() - began)
-        await asyncio.to_thread(toggler.finish)
-        await _compare(switch["bfrt"], enabled, pairs(testbed))
+        took.append(_ready_again(look, sessions) - began)
+        toggler.finish()
+        asyncio.run(_compare(switch["bfrt"], enabled, pairs(testbed)))
     return took
 
 
@@ -360,19 +356,22 @@ def kills(count: int) -> dict[str, float]:
                 time.sleep(0.05)
             sessions = look("GET", "/api/v1/switch")[1]["sessions"]
             toggler = Toggler(change, enabled)
-            toggler.start()
-            while toggler.confirmed < 3:
-                time.sleep(0.005)
+            toggler.begin()
             testbed["process"].kill()
             fabric.close()
             accepted = pool.submit(_first_accept, bfrt_port)
             testbed = fabric.enter_context(twin(folder, *preset, bfrt_port=bfrt_port))
-            while (view := look("GET", "/api/v1/switch")[1])["state"] != "ready" or view["sessions"] == sessions:
-                time.sleep(0.005)
-            took.append(time.perf_counter() - accepted.result())
+            took.append(_ready_again(look, sessions) - accepted.result())
             toggler.finish()
             asyncio.run(_compare(testbed["switches"][0]["bfrt"], enabled, pairs(testbed)))
     return {"kill.count": count, "kill.p50_s": percentile(took, 0.5), "kill.worst_s": max(took)}
+
+
+def _ready_again(rest: Rest, sessions: int) -> float:
+    """When the agent is ready in another session than the last of ``sessions``."""
+    while (view := rest("GET", "/api/v1/switch")[1])["state"] != "ready" or view["sessions"] == sessions:
+        time.sleep(0.005)
+    return time.perf_counter()
 
 
 def _packets(rest: Rest) -> int:
@@ -413,6 +412,12 @@ class Toggler(threading.Thread):
                 self.confirmed += 1
             else:
                 time.sleep(0.005)
+
+    def begin(self) -> None:
+        """Start, and wait for the first toggles."""
+        self.start()
+        while self.confirmed < 3:
+            time.sleep(0.005)
 
     def finish(self) -> None:
         """Stop, after the toggle under way."""

@@ -146,10 +146,10 @@ def _runs(raw: bytes) -> Iterator[tuple[_Layout, NDArray[np.uint8]]]:
         fixed = np.full(step, 0xFF, np.uint8)
         for offset, width in layout.spans():
             fixed[offset : offset + width] = 0
-        count = _alike(data[at : at + (size - at) // step * step].reshape(-1, step), fixed)
-        rows = data[at : at + count * step].reshape(count, step)
+        rows = data[at : at + (size - at) // step * step].reshape(-1, step)
+        rows = rows[: _alike(rows, fixed)]
         yield layout, rows
-        at += count * step
+        at += rows.size
 
 
 def _alike(rows: NDArray[np.uint8], fixed: NDArray[np.uint8]) -> int:
