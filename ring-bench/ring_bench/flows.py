@@ -14,6 +14,7 @@ start together to within a round trip of the rendezvous. Each delay uses fresh Q
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import platform
 import sys
@@ -378,6 +379,7 @@ def _table(result: FlowsResult) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand; leaves with 0, 1 (failed) or 2 (usage)."""
     given = _parser().parse_args(arguments)
+    gc.freeze()  # as ring-bench does
     try:
         result = _execute(given)
         if result is not None:

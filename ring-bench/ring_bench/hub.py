@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import ipaddress
 import os
+import platform
 import socket
 import threading
 import time
@@ -175,7 +176,8 @@ class Hub:
         with connection:
             try:
                 connection.settimeout(self._timeout_s)
-                send_frame(connection, {"t": "hello", "nonce": member.nonce, "clock": clock_identity()})
+                hello = {"t": "hello", "nonce": member.nonce, "host": platform.node(), "clock": clock_identity()}
+                send_frame(connection, hello)
                 join = receive_frame(connection)
                 problem = self._admit(member, join)
             except (OSError, EOFError, ValueError, KeyError, TypeError):
@@ -183,7 +185,7 @@ class Hub:
             if problem is not None:
                 member.send({"t": "reject", "message": problem})
                 return
-            connection.settimeout(None)
+            connection.settimeout(self._timeout_s + SILENCE_S)  # it beats once all are there
             try:
                 while not member.left:
                     message = receive_frame(connection)

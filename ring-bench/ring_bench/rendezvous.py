@@ -325,6 +325,7 @@ class TcpRendezvous:
                     "proof": proof(joining.token, hello["nonce"]),
                 },
             )
+            self._hub_host = str(hello["host"])
             answer = receive_frame(connection)
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise RendezvousError(f"no rendezvous at {self._where}: {error or 'connection closed'}") from error
@@ -360,9 +361,9 @@ class TcpRendezvous:
                 self._fail(
                     {
                         "kind": "died",
-                        "message": f"the process of rank 0 at {self._where} {reason}",
+                        "message": f"rank 0 (host {self._hub_host}, rendezvous at {self._where}) {reason}",
                         "rank": 0,
-                        "host": self._address[0],
+                        "host": self._hub_host,
                     }
                 )
 

@@ -181,15 +181,12 @@ def test_too_little_lockable_memory_names_the_limits(vm: VirtualMachine) -> None
 
 
 def test_a_killed_rank_ends_the_others(vm: VirtualMachine) -> None:
-    """Each says who died, and leaves a partial result that names it.
-
-    Three ranks leave Python on one emulated CPU, which took 3.7 to 5.6 s on a busy machine; the limit is for hanging.
-    """
+    """Within 5 s, though three share one emulated CPU; each names who died, and so does its partial result."""
     folder = vm.share / "killed"
     folder.mkdir()
     gone = json.loads(succeed(vm, "python tests/system/soft_roce_kill.py /share/killed 2"))
     assert [status for status, _ in gone] == [1, 1, -9, 1]
-    assert max(seconds for _, seconds in gone) < 15
+    assert max(seconds for _, seconds in gone) < 5
     for rank, name in ((0, "killed.json"), (1, "killed.rank1.json"), (3, "killed.rank3.json")):
         assert "rank 2 (host soft-roce" in (folder / f"killed-{rank}.err").read_text()
         result = json.loads((folder / name).read_text())
@@ -197,6 +194,22 @@ def test_a_killed_rank_ends_the_others(vm: VirtualMachine) -> None:
         failure = result["failure"]
         assert (failure["kind"], failure["rank"], failure["host"]) == ("died", 2, "soft-roce")
         assert 0 < failure["step"] < result["steps_total"]
+
+
+def test_ranks_whose_clocks_differ_are_timed_on_one_clock(vm: VirtualMachine) -> None:
+    """Two have a CLOCK_MONOTONIC 1,000 s ahead and 5 s behind (time namespaces): the offsets are as exact as said."""
+    bench = "ring-bench --provider pyverbs --world 4 --master 127.0.0.1:29601 -b 1M -n 3 -J /share/clocks.json --rank"
+    ahead, behind = (f"unshare --time --fork --monotonic {offset} {bench}" for offset in (1000, -5))
+    succeed(vm, f"{bench} 1 & {ahead} 2 & {behind} 3 & {bench} 0 && wait")
+    result = json.loads((vm.share / "clocks.json").read_text())
+    assert result["totals"]["wrong"] == 0
+    assert [clock["ranks"] for clock in result["clocks"]] == [[2], [3]]
+    for clock, offset_s in zip(result["clocks"], (-1000, 5), strict=True):
+        assert abs(clock["offset_ns"] - offset_s * 10**9) <= clock["uncertainty_ns"] < 10**8
+    (row,) = result["results"]
+    uncertainty_us = sum(clock["uncertainty_ns"] for clock in result["clocks"]) / 1000
+    assert row["uncertainty_us"] == uncertainty_us
+    assert 0 < row["step_us"]["p50"] < row["step_us"]["max"] < row["time_us"] + uncertainty_us
 
 
 def test_mpirun_starts_the_ranks_and_a_replay_of_the_packets_sees_their_overlap(vm: VirtualMachine) -> None:
