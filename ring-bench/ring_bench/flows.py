@@ -194,6 +194,7 @@ def run_flows(
     """
     ends = {rank: _open(plan, provider, rank, hosts[rank]) for rank in local_ranks}
     known = rendezvous.exchange({rank: _introduction(end, hosts[rank]) for rank, end in ends.items()})
+    rendezvous.begin()
     mtu = min(int(peer["mtu"]) for peer in known.values())
     segment = min(plan.segment, plan.size, *(int(peer["max_msg_sz"]) for peer in known.values()))
     runs: list[DelayResult] = []

@@ -24,12 +24,15 @@ from ring_bench.errors import RendezvousError, UsageError
 from ring_bench.rendezvous import (
     HEARTBEAT_S,
     JOIN_TIMEOUT_S,
+    PATIENCE_S,
     PROTOCOL_VERSION,
     SILENCE_S,
     VERDICT_S,
+    notice_dead_hosts,
     proof,
     receive_frame,
     send_frame,
+    what_ended,
 )
 
 __all__ = ["Hub"]
@@ -47,7 +50,9 @@ class _Member:
     pid: int = 0
     agreement: dict[str, Any] = field(default_factory=dict)
     left: bool = False
+    begun: bool = False
     finished: bool = False
+    silence_s: float = PATIENCE_S
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -175,6 +180,7 @@ class Hub:
         connection = member.connection
         with connection:
             try:
+                notice_dead_hosts(connection)
                 connection.settimeout(self._timeout_s)
                 hello = {"t": "hello", "nonce": member.nonce, "host": platform.node(), "clock": clock_identity()}
                 send_frame(connection, hello)
@@ -185,15 +191,12 @@ class Hub:
             if problem is not None:
                 member.send({"t": "reject", "message": problem})
                 return
-            connection.settimeout(self._timeout_s + SILENCE_S)  # it beats once all are there
             try:
                 while not member.left:
-                    message = receive_frame(connection)
-                    if self._started:
-                        connection.settimeout(SILENCE_S)
-                    self._take(member, message)
+                    connection.settimeout(member.silence_s)
+                    self._take(member, receive_frame(connection))
             except (OSError, EOFError, ValueError) as error:
-                self._lost(member, silent=isinstance(error, TimeoutError))
+                self._lost(member, what_ended(connection, error))
 
     def _admit(self, member: _Member, join: dict[str, Any]) -> str | None:
         if not hmac.compare_digest(join["proof"], proof(self._token, member.nonce)):
@@ -263,18 +266,25 @@ class Hub:
                     del self._puts[message["n"]]
                     for other in self._members:
                         other.send({"t": "all", "n": message["n"], "data": gathered})
+        elif kind == "begin":
+            with self._lock:
+                member.begun, member.silence_s = True, SILENCE_S
+                if all(other.begun for other in self._members):
+                    for other in self._members:
+                        other.send({"t": "all_begun"})
         elif kind == "finished":
             with self._lock:
                 member.finished = True
-                if all(other.finished for other in self._members) and self._started:
+                if all(other.finished for other in self._members):
                     for other in self._members:
+                        other.silence_s = PATIENCE_S
                         other.send({"t": "all_finished"})
         elif kind == "failed":
             self._note(message["failure"])
         elif kind == "bye":
             member.left = True
 
-    def _lost(self, member: _Member, *, silent: bool) -> None:
+    def _lost(self, member: _Member, reason: str) -> None:
         if self._closing.is_set() or member.left:
             return
         if not self._started:
@@ -282,7 +292,6 @@ class Hub:
                 self._members.remove(member)
             return
         member.left = True
-        reason = f"fell silent for {SILENCE_S:g} s" if silent else "died"
         self._note(
             {
                 "kind": "died",

@@ -3,8 +3,10 @@
 
 The process of rank 0 runs a hub (`ring_bench.hub`) at ``--master``; every process, that one included, joins
 it over TCP. A join carries the options of the run: ranks that disagree, appear twice or stay away are named.
-Each side sends a heartbeat every second; silence for `SILENCE_S`, or a connection that ends without a
-good-bye, is the death of that process, and the hub tells everyone else.
+Each side sends a heartbeat every second. While data flow, silence for `SILENCE_S` is the death of that process;
+before and after that for `PATIENCE_S` only, since libibverbs registers and frees memory with all threads of Python
+stopped, for seconds where it is large. A connection that ends without a good-bye, and one whose host no longer
+answers the kernel's keep-alives, is a death at any time. The hub tells everyone else.
 
 Frames are a 4-byte big-endian length and a msgpack map with the message type under "t".
 """
@@ -32,6 +34,7 @@ __all__ = [
     "CLOCK_ASKS",
     "HEARTBEAT_S",
     "JOIN_TIMEOUT_S",
+    "PATIENCE_S",
     "PROTOCOL_VERSION",
     "SILENCE_S",
     "VERDICT_S",
@@ -39,15 +42,18 @@ __all__ = [
     "LocalRendezvous",
     "Rendezvous",
     "TcpRendezvous",
+    "notice_dead_hosts",
     "proof",
     "receive_frame",
     "send_frame",
+    "what_ended",
 ]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 JOIN_TIMEOUT_S = 30.0
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
+PATIENCE_S = 300.0
 VERDICT_S = 0.3
 """How long the hub collects reports of a failure before it names the first one."""
 
@@ -78,6 +84,10 @@ class Rendezvous(Protocol):
 
     def check(self) -> None:
         """Raise PeerFailedError if any rank has failed."""
+        ...
+
+    def begin(self) -> None:
+        """Tell that all local ranks are ready: from now until all are finished, silence is a death. Returns at once."""
         ...
 
     def finish(self) -> None:
@@ -113,6 +123,9 @@ class LocalRendezvous:
 
     def check(self) -> None:
         """Find nothing."""
+
+    def begin(self) -> None:
+        """Do nothing."""
 
     def finish(self) -> None:
         """Note it."""
@@ -175,6 +188,23 @@ def _receive(connection: socket.socket, count: int) -> bytes:
     return b"".join(pieces)
 
 
+def notice_dead_hosts(connection: socket.socket) -> None:
+    """Have the kernel end the connection within `SILENCE_S` when the other host answers no more."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_USER_TIMEOUT", round(SILENCE_S * 1000))):
+        if hasattr(socket, name):  # Linux has them all
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def what_ended(connection: socket.socket, error: Exception) -> str:
+    """Say what happened to the process at the other end, whose connection failed with this error."""
+    if not isinstance(error, TimeoutError):
+        return "died"
+    if error.errno is None:
+        return f"fell silent for {connection.gettimeout():g} s"
+    return "is out of reach: its host answers no more"  # ETIMEDOUT, of the keep-alives
+
+
 def proof(token: str | None, nonce: bytes) -> bytes:
     """Prove knowledge of the token without sending it."""
     return hmac.digest((token or "").encode(), nonce, hashlib.sha256)
@@ -211,6 +241,7 @@ class TcpRendezvous:
         self._serial = 0
         self._sending = threading.Lock()
         self._socket = self._dial(time.monotonic() + timeout_s)
+        notice_dead_hosts(self._socket)
         try:
             self._join(joining, timeout_s)
         except BaseException:
@@ -262,6 +293,10 @@ class TcpRendezvous:
                 step=failure.get("step"),
                 status=failure.get("status"),
             )
+
+    def begin(self) -> None:
+        """See `Rendezvous.begin`."""
+        self._send({"t": "begin"})
 
     def finish(self) -> None:
         """See `Rendezvous.finish`."""
@@ -332,7 +367,7 @@ class TcpRendezvous:
         self._hub_clock = str(hello.get("clock"))
         if answer["t"] != "start":
             raise RendezvousError(str(answer.get("message", "the rendezvous refused this process")))
-        connection.settimeout(SILENCE_S)
+        connection.settimeout(PATIENCE_S)
 
     def _send(self, message: dict[str, Any]) -> None:
         with self._sending, contextlib.suppress(OSError):  # the reader notices a broken connection
@@ -351,13 +386,17 @@ class TcpRendezvous:
                     self._times.put((message, time.monotonic_ns()))
                 elif kind == "all":
                     self._answers.put(message["data"])
+                elif kind == "all_begun":
+                    self._socket.settimeout(SILENCE_S)
                 elif kind == "all_finished":
+                    self._socket.settimeout(PATIENCE_S)
+                    self._send({"t": "beat"})  # wakes the hub, which is as patient from now on
                     self._all_finished.set()
                 elif kind == "abort":
                     self._fail(message["failure"])
         except (OSError, EOFError, ValueError) as error:
             if not self._closing.is_set():
-                reason = "fell silent" if isinstance(error, TimeoutError) else "ended"
+                reason = what_ended(self._socket, error)
                 self._fail(
                     {
                         "kind": "died",

@@ -57,6 +57,7 @@ def run_ranks(
     """
     running = dict(world.ranks)
     by_cq = world.by_cq
+    rendezvous.begin()
     for rank in world.ranks.values():
         rank.start()
         if rank.finished:

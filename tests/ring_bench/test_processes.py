@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ring_bench.cli import main
+from ring_bench.rendezvous import SILENCE_S
 
 if TYPE_CHECKING:
     from conftest import FakeTwin
 
 ENDLESS = ["-b", "4K", "-n", "50000"]
+PROGRAM = ("-m", "ring_bench")
+
+# Registering memory as libibverbs does for many gigabytes: longer than SILENCE_S, and pyverbs does not release the GIL.
+SLOW_TO_REGISTER = f"""
+import ctypes
+from ring_bench.cli import main
+from ring_bench.verbs.twin import _Context
+register = _Context.reg_mr
+def stall(self, length):
+    ctypes.PyDLL(None).sleep({math.ceil(SILENCE_S) + 1})
+    return register(self, length)
+_Context.reg_mr = stall
+main()
+"""
 
 
 def free_port() -> int:
@@ -31,9 +47,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start(twin: FakeTwin, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start(
+    twin: FakeTwin, *arguments: str, program: Sequence[str] = PROGRAM, **environment: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ring_bench", "--verbs", str(twin.path), *arguments],
+        [sys.executable, *program, "--verbs", str(twin.path), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -42,7 +60,9 @@ def start(twin: FakeTwin, *arguments: str, **environment: str) -> subprocess.Pop
 
 
 @contextmanager
-def ranks(twin: FakeTwin, world: int, *arguments: str) -> Iterator[list[subprocess.Popen[str]]]:
+def ranks(
+    twin: FakeTwin, world: int, *arguments: str, program: Sequence[str] = PROGRAM
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Start a process per rank, the way mpirun on one host would; kill what is left in the end."""
     port = free_port()
     processes = [
@@ -51,6 +71,7 @@ def ranks(twin: FakeTwin, world: int, *arguments: str) -> Iterator[list[subproce
             "--master",
             f"127.0.0.1:{port}",
             *arguments,
+            program=program,
             OMPI_COMM_WORLD_RANK=str(rank),
             OMPI_COMM_WORLD_SIZE=str(world),
         )
@@ -95,11 +116,18 @@ def test_three_processes_give_the_result_of_one(fake_twin: FakeTwin, tmp_path: P
     assert sorted(tmp_path.glob("*.json")) == [many, one]
 
 
+def test_a_process_that_registers_memory_for_seconds_is_not_taken_for_dead(fake_twin: FakeTwin) -> None:
+    """Nor is rank 0, whose silence is everybody's."""
+    with ranks(fake_twin, 2, "-b", "4K", "-n", "2", program=("-c", SLOW_TO_REGISTER)) as processes:
+        outputs = [process.communicate(timeout=60) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], outputs
+
+
 @pytest.mark.parametrize(
     ("victim", "number", "word"),
     [
         (1, signal.SIGKILL, "died"),
-        (0, signal.SIGKILL, "ended"),  # its connections are everybody's
+        (0, signal.SIGKILL, "died"),  # its connections are everybody's
         (1, signal.SIGSTOP, "fell silent"),  # as when its host loses power
         (0, signal.SIGSTOP, "fell silent"),
     ],

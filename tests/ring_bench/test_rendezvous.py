@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -171,6 +172,7 @@ def test_a_process_that_dies_aborts_all_others_with_its_name(hub_of: Callable[..
 def test_a_process_that_falls_silent_counts_as_dead(
     hub_of: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While data flow. Before and after that a process may be silent: it registers or frees memory."""
     monkeypatch.setattr("ring_bench.hub.SILENCE_S", 0.3)
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.05)
     hub = hub_of(2)
@@ -192,10 +194,31 @@ def test_a_process_that_falls_silent_counts_as_dead(
         )
         connection = process.joined()
         send_frame(silent, {"t": "beat"})
+        assert not process.aborted.wait(0.6)
+        send_frame(silent, {"t": "begin"})
         assert process.aborted.wait(5)
         with pytest.raises(PeerFailedError, match=r"frozen.* fell silent"):
             connection.check()
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (EOFError("connection closed"), "died"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "died"),
+        (TimeoutError("timed out"), "fell silent for 3 s"),
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), "is out of reach: its host answers no more"),
+    ],
+)
+def test_how_a_connection_ends_says_what_became_of_the_process(error: Exception, words: str) -> None:
+    """A host without power is found by the kernel's keep-alives, however patient the reader is."""
+    with socket.socket() as connection:
+        connection.settimeout(3.0)
+        module.notice_dead_hosts(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+        assert module.what_ended(connection, error) == words
 
 
 def test_a_reported_failure_reaches_the_others_with_rank_step_and_status(hub_of: Callable[..., Hub]) -> None:
