@@ -24,6 +24,7 @@ ROCE_PORT = 4791
 _YES, _NO, _MAYBE = "yes", "no", "maybe"
 _DEEPEST = 15
 _HOOKS = ("prerouting", "input", "output", "postrouting")
+_VERDICTS = ("accept", "drop", "reject", "return", "continue", "jump", "goto")
 
 
 @dataclass
@@ -60,6 +61,14 @@ def check_firewall(on: Examination) -> Iterator[Finding]:
         output = machine.run(program, "-t", "filter")
         if output.status == 0:
             tables.append((program.removesuffix("-save"), from_iptables(output.text)))
+    if tables and ruleset is None and (machine.sys / "module" / "nf_tables").exists():
+        yield unknown(
+            "firewall",
+            "",
+            f"only {' and '.join(title for title, _ in tables)} can be listed; nft's own tables, as firewalld makes "
+            "them, cannot",
+            "run as root with nftables installed, or try it: --probe",
+        )
     if not tables and ruleset is None:
         yield unknown(
             "firewall",
@@ -132,7 +141,7 @@ def from_nft(ruleset: dict[str, Any]) -> dict[str, dict[str, Chain]]:
     for item in ruleset.get("nftables", []):
         (kind, body), *_ = item.items()
         where = f"{body.get('family')} {body.get('table')}" if isinstance(body, dict) else ""
-        if kind == "set":
+        if kind in ("set", "map"):
             sets[where, f"@{body['name']}"] = {"set": body.get("elem", [])}
         elif kind == "chain":
             chain = Chain(body["name"], body.get("hook", ""), body.get("policy", "accept"))
@@ -143,7 +152,7 @@ def from_nft(ruleset: dict[str, Any]) -> dict[str, dict[str, Chain]]:
             continue
         where = f"{rule['family']} {rule['table']}"
         if rule["chain"] in tables.get(where, {}):
-            tables[where][rule["chain"]].rules.append(_nft_rule(rule.get("expr", []), where, sets))
+            tables[where][rule["chain"]].rules += _nft_rules(rule.get("expr", []), where, sets)
     return tables
 
 
@@ -162,7 +171,8 @@ def from_iptables(text: str) -> dict[str, Chain]:
     return chains
 
 
-def _nft_rule(expressions: Sequence[dict[str, Any]], where: str, sets: dict[tuple[str, str], Any]) -> Rule:
+def _nft_rules(expressions: Sequence[dict[str, Any]], where: str, sets: dict[tuple[str, str], Any]) -> list[Rule]:
+    """Read a rule; one that ends in a verdict map becomes a rule for each entry of the map."""
     matches, action, target, words = _YES, "", "", []
     for expression in expressions:
         (kind, body), *_ = expression.items()
@@ -170,18 +180,39 @@ def _nft_rule(expressions: Sequence[dict[str, Any]], where: str, sets: dict[tupl
             holds, text = _nft_match(body, where, sets)
             matches = _and(matches, holds)
             words.append(text)
-        elif kind in ("accept", "drop", "reject", "return"):
-            action = "drop" if kind == "reject" else kind
-            words.append(kind)
-        elif kind in ("jump", "goto"):
-            action, target = "jump", body["target"]
-            words.append(f"{kind} {target}")
+        elif kind in _VERDICTS:
+            action, target, text = _nft_verdict(kind, body)
+            words.append(text)
+        elif kind == "vmap":
+            return list(_nft_map(body, where, sets, matches, words))
         elif kind in ("counter", "log"):
             continue
         else:  # limits, maps and what else may come
             matches = _and(matches, _MAYBE)
             words.append(kind)
-    return Rule(" ".join(words), matches, action, target)
+    return [Rule(" ".join(words), matches, action, target)]
+
+
+def _nft_verdict(kind: str, body: Any) -> tuple[str, str, str]:
+    """Give action, chain to jump to and text of a verdict."""
+    if kind in ("jump", "goto"):
+        return "jump", body["target"], f"{kind} {body['target']}"
+    return {"reject": "drop", "continue": ""}.get(kind, kind), "", kind
+
+
+def _nft_map(
+    body: dict[str, Any], where: str, sets: dict[tuple[str, str], Any], matches: str, words: Sequence[str]
+) -> Iterator[Rule]:
+    data = body.get("data")
+    known = sets.get((where, data)) if isinstance(data, str) else data
+    if not isinstance(known, dict):  # may hold anything
+        yield Rule(" ".join([*words, "vmap", str(data)]), _and(matches, _MAYBE), "drop")
+        return
+    for value, outcome in known.get("set", []):
+        holds, text = _nft_match({"left": body.get("key"), "right": value}, where, sets)
+        (kind, detail), *_ = outcome.items()
+        action, target, verdict_text = _nft_verdict(kind, detail)
+        yield Rule(" ".join([*words, text, verdict_text]), _and(matches, holds), action, target)
 
 
 def _nft_match(body: dict[str, Any], where: str, sets: dict[tuple[str, str], Any]) -> tuple[str, str]:

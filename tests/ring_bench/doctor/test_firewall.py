@@ -131,3 +131,47 @@ def test_iptables_counts_as_well_as_nft(soft: FakeHost) -> None:
 def test_without_a_program_that_lists_rules_the_answer_is_unknown(soft: FakeHost) -> None:
     soft.answer("nft -j list ruleset", "", status=1, errors="Operation not permitted")
     assert "--probe" in soft.one("firewall", Severity.UNKNOWN).fix
+
+
+def vmap(left: dict[str, Any], *entries: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
+    return {"vmap": {"key": left, "data": {"set": [list(entry) for entry in entries]}}}
+
+
+STATES = vmap({"ct": {"key": "state"}}, ("established", ACCEPT), ("related", ACCEPT), ("invalid", DROP))
+PORTS = {"payload": {"protocol": "udp", "field": "dport"}}
+
+
+@pytest.mark.parametrize(
+    ("expressions", "policy", "severity"),
+    [
+        ([STATES], "accept", Severity.OK),
+        ([STATES], "drop", Severity.ERROR),
+        ([vmap(PORTS, (53, ACCEPT), (4791, DROP))], "accept", Severity.ERROR),
+        ([vmap(PORTS, (53, DROP), ({"range": [4000, 5000]}, ACCEPT))], "drop", Severity.OK),
+        ([vmap({"meta": {"key": "iifname"}}, ("lo", ACCEPT), ("eth0", ACCEPT))], "drop", Severity.WARNING),
+        ([vmap(PORTS, (4791, {"jump": {"target": "roce"}}))], "accept", Severity.ERROR),
+        ([{"vmap": {"key": PORTS, "data": "@elsewhere"}}], "accept", Severity.WARNING),
+    ],
+)
+def test_a_verdict_map_decides_as_the_rules_that_it_stands_for(
+    soft: FakeHost, expressions: list[Any], policy: str, severity: Severity
+) -> None:
+    roce = {"name": "roce", "rules": [[DROP]]}
+    soft.answer("nft -j list ruleset", rules({**INPUT, "policy": policy, "rules": [expressions]}, roce))
+    soft.one("firewall", severity)
+
+
+def test_a_named_verdict_map_is_looked_up(soft: FakeHost) -> None:
+    ruleset = rules({**INPUT, "rules": [[{"vmap": {"key": PORTS, "data": "@ports"}}]]})
+    named = {"family": "inet", "table": "filter", "name": "ports", "map": "verdict", "elem": [[4791, DROP]]}
+    ruleset["nftables"].append({"map": named})
+    soft.answer("nft -j list ruleset", ruleset)
+    assert "udp dport 4791 drop" in soft.one("firewall", Severity.ERROR).evidence
+
+
+def test_nft_tables_out_of_sight_are_unknown_though_iptables_has_nothing(soft: FakeHost) -> None:
+    soft.answer("nft -j list ruleset", "", status=1)
+    soft.answer("iptables-save", IPTABLES.format(rules="", policy="ACCEPT"))
+    soft.one("firewall", Severity.OK)
+    soft.write("sys/module/nf_tables/refcnt", 3)
+    assert "only iptables can be listed" in soft.one("firewall", Severity.UNKNOWN).evidence
