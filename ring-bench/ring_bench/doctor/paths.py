@@ -10,13 +10,16 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
-from ring_bench.doctor.machine import Address, Machine, Port
+from ring_bench.doctor.machine import Address, Machine, Output, Port
 from ring_bench.doctor.options import Examination
 
-__all__ = ["Edge", "check_mtu", "check_peers", "check_routes", "check_subnets", "local_edges"]
+__all__ = ["Edge", "check_mtu", "check_path_mtu", "check_peers", "check_routes", "check_subnets", "local_edges"]
 
 ROCE_HEADERS = 64
 """Bytes around the payload within the L3 MTU: IPv4 20, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4."""
+_SMALL_PING = 84
+_HOST_PREFIX = 31
+"""Prefixes from here on are point-to-point links and single addresses, not subnets to share."""
 _NEIGHBOUR_WAIT_S = 1.0
 _GOOD_NEIGHBOUR = {"PERMANENT", "REACHABLE", "STALE", "DELAY", "PROBE", "NOARP"}
 
@@ -26,6 +29,8 @@ class Edge(NamedTuple):
 
     source: Address
     port: Port
+    netdev: str
+    """Network device of the source's GID: a VLAN's, where the address is there."""
     target: Address
 
     @property
@@ -44,7 +49,8 @@ def local_edges(on: Examination) -> list[Edge]:
         for source, target in ((one, other), (other, one)):  # acknowledgements and credits take the way back
             port = on.machine.port_of(source)
             if port is not None and source != target:
-                found[source, target] = Edge(source, port, target)
+                netdev = next(gid.netdev for gid in on.machine.usable(port) if gid.address == source)
+                found[source, target] = Edge(source, port, netdev, target)
     return list(found.values())
 
 
@@ -69,6 +75,8 @@ def check_peers(on: Examination) -> Iterator[Finding]:
             listed = ", ".join(map(str, addresses))
             yield warning("peers", peer, f"has several addresses: {listed}", "name the one of its RoCE port")
         seen.setdefault(address, peer)
+    if len(peers) == 1:
+        yield error("peers", peers[0], "one host is no ring", "--peers takes all hosts of the ring, this one included")
     here = [str(address) for address in seen if on.machine.port_of(address) is not None]
     if here:
         yield fine("peers", "", f"{len(peers)} peers, of which this machine is {', '.join(here)}")
@@ -89,28 +97,79 @@ def check_routes(on: Examination) -> Iterator[Finding]:
     for edge in local_edges(on):
         family = ("-6",) if edge.target.version == 6 else ()
         ask = ("ip", "-j", *family, "route", "get", str(edge.target), "from", str(edge.source))
-        bound = machine.json(*ask, "oif", edge.port.netdev)
+        bound = machine.json(*ask, "oif", edge.netdev)
         if not bound:
-            reason = machine.run(*ask, "oif", edge.port.netdev).last_words
-            where = f"ip route add {edge.target} dev {edge.port.netdev}"
-            yield error(
-                "route", edge.name, f"none over {edge.port.netdev}: {reason}", f"{where}, or a gateway for its subnet"
-            )
+            answer = machine.run(*ask, "oif", edge.netdev)
+            if answer.status is None:
+                yield unknown(
+                    "route", "", "the program ip is missing, routes are not known", "apt-get install iproute2"
+                )
+                return
+            fix = f"ip route add {edge.target} dev {edge.netdev}, or a gateway for its subnet"
+            yield error("route", edge.name, f"none over {edge.netdev}: {answer.last_words}", fix)
             continue
         hop = ipaddress.ip_address(bound[0].get("gateway", str(edge.target)))
         free = machine.json(*ask)
-        chosen = free[0].get("dev", "?") if free else "?"
         via = f" by gateway {hop}" if hop != edge.target else ""
-        if chosen not in (edge.port.netdev, "lo"):  # lo: both ends are here
+        if not free:
             yield warning(
                 "route",
                 edge.name,
-                f"RoCE goes out of {edge.port.netdev}{via}, all else out of {chosen}: TCP working says nothing of RoCE",
+                f"there is none; bound to {edge.netdev}, as RoCE is, the kernel takes {edge.target} to be on the link",
+                f"a gateway for its subnet: ip route add {edge.target} via GATEWAY dev {edge.netdev}",
+            )
+        elif (chosen := free[0].get("dev", "?")) not in (edge.netdev, "lo"):  # lo: both ends are here
+            yield warning(
+                "route",
+                edge.name,
+                f"RoCE goes out of {edge.netdev}{via}, all else out of {chosen}: TCP working says nothing of RoCE",
                 f"a rule for the source address: ip rule add from {edge.source} lookup TABLE",
             )
         else:
-            yield fine("route", edge.name, f"over {edge.port.netdev}{via}")
+            yield fine("route", edge.name, f"over {edge.netdev}{via}")
         yield _neighbour(machine, edge, hop)
+
+
+def check_path_mtu(on: Examination) -> Iterator[Finding]:
+    """Do full packets reach the peers on other machines? A ping of their size, which no router may cut, tells; it is
+    the only word on the switch's MTU, and on a host that is down while its neighbour entry still looks well.
+    """
+    machine = on.machine
+    for edge in local_edges(on):
+        mtu = _active_mtu(machine, edge.port)
+        own = machine.number(machine.netdev(edge.netdev) / "mtu")
+        if mtu is None or own is None or own < mtu + ROCE_HEADERS or machine.port_of(edge.target) is not None:
+            continue  # check_mtu says that; ends that are both here are its own and --probe's
+        size = mtu + ROCE_HEADERS
+        answers = [_ping(machine, edge, size)]
+        if answers[0].status == 0:
+            yield fine("path-mtu", edge.name, f"a ping of {size} bytes comes back in one piece")
+            continue
+        answers.append(_ping(machine, edge, _SMALL_PING))
+        limit = next((line for line in f"{answers[0].errors}\n{answers[0].text}".splitlines() if "mtu" in line), "")
+        if answers[1].status == 0:
+            yield error(
+                "path-mtu",
+                edge.name,
+                f"a ping of {_SMALL_PING} bytes is answered, one of {size} bytes, a full packet of active MTU {mtu}, "
+                f"is not{': ' if limit else ''}{limit.strip()}",
+                "the same MTU on the switch ports and on the peer (4200 for active MTU 4096)",
+            )
+        elif answers[1].status == 1:
+            yield unknown(
+                "path-mtu",
+                edge.name,
+                f"{edge.target} answers no ping over {edge.netdev}: it is down (a neighbour entry may be from "
+                "earlier), or ICMP is filtered",
+                "see that it is up; let ICMP echo through, or give --switch-mtu and run doctor on it too",
+            )
+        else:
+            yield unknown(
+                "path-mtu",
+                edge.name,
+                f"ping does not run: {answers[1].last_words}",
+                "apt-get install iputils-ping, and run as root; or give --switch-mtu",
+            )
 
 
 def check_mtu(on: Examination) -> Iterator[Finding]:
@@ -118,8 +177,7 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
     machine = on.machine
     active: dict[str, int] = {}
     for port in on.ports:
-        ports = (machine.library.get("devices", {}).get(port.device) or {}).get("ports", {})
-        known = ports.get(str(port.number))
+        known = _active_mtu(machine, port)
         own = machine.number(machine.netdev(port.netdev) / "mtu") if port.netdev else None
         if known is None or own is None:
             have = f"{port.netdev or 'its network device'} has {own or 'none here'}"
@@ -127,7 +185,7 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
                 "mtu", port.name, f"{have}, the port's active MTU is not known", "mend pyverbs and provider first"
             )
             continue
-        mtu = active[port.name] = int(known["active_mtu"])
+        mtu = active[port.name] = known
         others, bridges = _other_ends(machine, port.netdev)
         if on.options.switch_mtu is not None:
             others["the switch"] = on.options.switch_mtu
@@ -171,27 +229,30 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
             yield error("mtu-mismatch", "", f"ports of the ring differ in active MTU: {listed}", fix)
         else:
             yield warning("mtu-mismatch", "", f"active MTUs differ: {listed}", fix)
+    elif len(active) > 1:
+        yield fine("mtu-mismatch", "", f"all {len(active)} ports have active MTU {next(iter(active.values()))}")
 
 
 def check_subnets(on: Examination) -> Iterator[Finding]:
-    """Several NICs in one subnet: does each answer and send for itself only?"""
+    """Several NICs in one subnet, RoCE or not: does each answer and send for itself only?"""
     machine = on.machine
+    roce = {gid.netdev for port in on.ports for gid in machine.usable(port)}
     homes = [
-        (port.netdev, interface)
-        for port in on.ports
-        for interface in machine.addresses.get(port.netdev, [])
-        if interface.version == 4
+        (name, interface)
+        for name, interfaces in machine.addresses.items()
+        for interface in interfaces
+        if interface.version == 4 and not interface.is_loopback and interface.network.prefixlen < _HOST_PREFIX
     ]
     shared = sorted(
         {
             name
             for (one, here), (other, there) in combinations(homes, 2)
-            if one != other and here.network.overlaps(there.network)
+            if one != other and {one, other} & roce and here.network.overlaps(there.network)
             for name in (one, other)
         }
     )
     if not shared:
-        if homes:
+        if roce:
             yield fine("subnet", "", "each RoCE port has a subnet of its own")
         return
     wrong = []
@@ -216,7 +277,7 @@ def check_subnets(on: Examination) -> Iterator[Finding]:
 
 
 def _neighbour(machine: Machine, edge: Edge, hop: Address) -> Finding:
-    netdev = edge.port.netdev
+    netdev = edge.netdev
 
     def state() -> str:
         entries = machine.json("ip", "-j", "neigh", "show", str(hop), "dev", netdev) or []
@@ -238,6 +299,19 @@ def _neighbour(machine: Machine, edge: Edge, hop: Address) -> Finding:
         f"{hop} does not answer on {netdev} (neighbour entry: {found})",
         "is the host up, in this VLAN, its port connected? In a routed fabric without ARP give a gateway",
     )
+
+
+def _ping(machine: Machine, edge: Edge, size: int) -> Output:
+    """Send two pings that may not be fragmented, of so many bytes of IP packet."""
+    payload = size - (28 if edge.target.version == 4 else 48)
+    options = ("-n", "-c", "2", "-i", "0.2", "-W", "1", "-M", "do", "-s", str(payload), "-I", edge.netdev)
+    return machine.run("ping", *options, str(edge.target))
+
+
+def _active_mtu(machine: Machine, port: Port) -> int | None:
+    ports = (machine.library.get("devices", {}).get(port.device) or {}).get("ports", {})
+    known = ports.get(str(port.number))
+    return None if known is None else int(known["active_mtu"])
 
 
 def _other_ends(machine: Machine, netdev: str) -> tuple[dict[str, int], dict[str, int]]:

@@ -108,7 +108,8 @@ class FakeHost:
         self.write(f"{port}/gids/{index}", gid)
         for folder, value in (("types", kind), ("ndevs", netdev)):
             if value is None:  # reading an empty slot fails
-                (self.root / port / "gid_attrs" / folder / str(index)).mkdir(parents=True, exist_ok=True)
+                (self.root / port / "gid_attrs" / folder / str(index)).unlink(missing_ok=True)
+                (self.root / port / "gid_attrs" / folder / str(index)).mkdir(parents=True)
             else:
                 self.write(f"{port}/gid_attrs/{folder}/{index}", value)
 
@@ -145,7 +146,7 @@ class FakeHost:
         def run(command: Sequence[str], _timeout_s: float) -> Output:
             line = " ".join(command)
             if command[0] == sys.executable:
-                line = " ".join(command[3:])
+                line = " ".join(command[command.index("-m") + 1 :])
             self.asked.append(line)
             if line == "ip -j addr show":
                 return self._addresses()
@@ -208,8 +209,8 @@ def bare(tmp_path: Path) -> FakeHost:
     host.write("proc/self/limits", LIMITS.format("unlimited", "unlimited"))
     host.write("proc/self/status", "Name:\tpython\nCapEff:\t0000000000003000\nCpus_allowed_list:\t0-7\n")
     host.write("proc/self/cgroup", "0::/system.slice/host-agent.service")
-    for process in ("self", "1"):
-        host.link(f"proc/{process}/ns/net", Path("net:[4026531840]"))
+    host.write("proc/self/uid_map", "         0          0 4294967295")
+    host.write("proc/sys/net/core/netdev_max_backlog", 1000)
     library = tmp_path / "libibverbs.so.1"
     library.write_bytes(b"\0IBVERBS_1.1\0IBVERBS_PRIVATE_34\0")
     host.answer("ldconfig -p", f"\tlibibverbs.so.1 (libc6,x86-64) => {library}\n")
@@ -228,6 +229,9 @@ def bare(tmp_path: Path) -> FakeHost:
     )
     host.answer("nft -j list ruleset", {"nftables": [{"metainfo": {"version": "1.0.6"}}]})
     host.answer("rdma -V", "rdma utility, iproute2-6.1.0\n")
+    host.answer(
+        "rdma link help", "Usage: rdma link show [DEV/PORT_INDEX]\n       rdma link add NAME type TYPE netdev NETDEV"
+    )
     host.answer("timedatectl show", "yes\n")
     host.answer("mlxconfig", "ROCE_CC_PRIO_MASK_P1    255\n")
     return host
@@ -239,6 +243,7 @@ def host(bare: FakeHost) -> FakeHost:
     bare.device("mlx5_0", "eth0", "10.0.0.1", number=0)
     bare.device("mlx5_1", "eth1", "10.0.1.1", number=1)
     bare.answer("ip -j route get", [{"dst": "10.0.0.2", "dev": "eth0"}])
+    bare.answer("ping", "2 packets transmitted, 2 received\n")
     bare.answer("ip -j neigh show", [{"dst": "10.0.0.2", "lladdr": "02::1", "state": ["REACHABLE"]}])
     return bare
 

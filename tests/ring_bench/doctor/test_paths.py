@@ -8,7 +8,7 @@ import pytest
 
 from ring_bench.doctor import Severity
 
-from .conftest import LIBRARY, FakeHost
+from .conftest import LIBRARY, V4, FakeHost
 
 RING = ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")
 
@@ -157,3 +157,78 @@ def test_with_the_sysctls_set_for_all_they_are_fine(host: FakeHost) -> None:
     for setting, value in (("arp_ignore", 1), ("arp_announce", 2), ("rp_filter", 2)):
         host.write(f"proc/sys/net/ipv4/conf/all/{setting}", value)
     assert "are set for that" in host.one("subnet", Severity.OK).evidence
+
+
+def test_a_nic_without_rdma_in_the_subnet_of_a_roce_port_counts_too(host: FakeHost) -> None:
+    host.addresses["mgmt0"] = ["10.0.0.200/16"]
+    host.write("proc/sys/net/ipv4/conf/all/arp_ignore", 0)
+    finding = host.one("subnet", Severity.WARNING)
+    assert finding.subject == "eth0, eth1, mgmt0"
+    assert "mgmt0 arp_ignore 0" in finding.evidence
+
+
+def test_networks_that_no_roce_port_is_in_do_not_matter(host: FakeHost) -> None:
+    host.addresses |= {"docker0": ["172.17.0.1/16"], "br0": ["172.17.0.2/16"]}
+    assert "a subnet of its own" in host.one("subnet", Severity.OK).evidence
+
+
+def test_an_address_on_a_vlan_is_routed_over_the_vlan(host: FakeHost) -> None:
+    host.gid("mlx5_0", 5, V4.format(9, 1), "RoCE v2", "eth0.100")
+    host.netdev("eth0.100", index=60)
+    host.addresses["eth0.100"] = ["10.0.9.1/24"]
+    host.answer("ip -j route get 10.0.9.2", [{"dev": "eth0.100"}])
+    ring = ("10.0.9.1", "10.0.9.2")
+    assert "over eth0.100" in host.one("route", Severity.OK, peers=ring).evidence
+    assert "on eth0.100" in host.one("neighbour", Severity.OK, peers=ring).evidence
+
+
+def test_a_destination_that_only_a_bound_lookup_takes_for_a_neighbour_has_no_route(host: FakeHost) -> None:
+    host.answer("ip -j route get 10.0.0.4 from 10.0.0.1", "", status=2, errors="Network is unreachable")
+    host.answer("ip -j route get 10.0.0.4 from 10.0.0.1 oif eth0", [{"dst": "10.0.0.4", "dev": "eth0"}])
+    finding = host.one("route", Severity.WARNING, peers=RING)
+    assert "the kernel takes 10.0.0.4 to be on the link" in finding.evidence
+    assert "via GATEWAY" in finding.fix
+
+
+def test_without_the_program_ip_routes_are_unknown_not_missing(host: FakeHost) -> None:
+    del host.commands["ip -j route get"]
+    assert "the program ip is missing" in host.one("route", Severity.UNKNOWN, peers=RING).evidence
+
+
+def test_full_packets_that_come_back_prove_the_path(host: FakeHost) -> None:
+    found = host.report("path-mtu", peers=RING).findings
+    assert [(f.severity, f.subject) for f in found] == [
+        (Severity.OK, "10.0.0.1 -> 10.0.0.2"),
+        (Severity.OK, "10.0.0.1 -> 10.0.0.4"),
+    ]
+    assert "ping -n -c 2 -i 0.2 -W 1 -M do -s 4132 -I eth0 10.0.0.2" in host.asked
+
+
+def test_a_switch_that_drops_full_packets_is_found_without_being_told_its_mtu(host: FakeHost) -> None:
+    words = "From 10.0.0.254 icmp_seq=1 Frag needed and DF set (mtu = 1500)\n\n2 packets transmitted, 0 received\n"
+    host.answer("ping -n -c 2 -i 0.2 -W 1 -M do -s 4132 -I eth0 10.0.0.4", words, status=1)
+    finding = host.one("path-mtu", Severity.ERROR, peers=RING)
+    assert finding.subject == "10.0.0.1 -> 10.0.0.4"
+    assert "one of 4160 bytes, a full packet of active MTU 4096, is not: From 10.0.0.254" in finding.evidence
+    assert "switch ports" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("status", "evidence"), [(1, "10.0.0.2 answers no ping over eth0: it is down"), (None, "ping does not run")]
+)
+def test_a_peer_that_answers_no_ping_is_unknown_though_its_neighbour_entry_looks_well(
+    host: FakeHost, status: int | None, evidence: str
+) -> None:
+    host.answer("ping", "", status=status)
+    assert evidence in host.found("path-mtu", Severity.UNKNOWN, peers=RING)[0].evidence
+    host.answer("ip -j neigh show", [{"state": ["STALE"]}])
+    assert {f.severity for f in host.report("neighbour", peers=RING).findings} == {Severity.OK}
+
+
+def test_ends_on_this_machine_are_not_pinged(host: FakeHost) -> None:
+    host.report("path-mtu", peers=("10.0.0.1", "10.0.1.1"))
+    assert not [command for command in host.asked if command.startswith("ping")]
+
+
+def test_one_host_is_no_ring(host: FakeHost) -> None:
+    assert "all hosts of the ring" in host.one("peers", Severity.ERROR, peers=("10.0.0.1",)).fix
