@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,13 +27,12 @@ def check_devices(on: Examination) -> Iterator[Finding]:
         )
         return
     names = ", ".join(f"{name} ({driver})" for name, driver in machine.devices.items())
-    if on.options.devices and not on.ports:
-        wanted = ", ".join(on.options.devices)
-        yield error(
-            "devices", "", f"{wanted} is none of {names}", "give --device the name of an RDMA or network device"
-        )
-        return
-    yield fine("devices", "", names)
+    known = {name for port in machine.ports for name in (port.device, port.netdev)}
+    for name in on.options.devices:
+        if name not in known:
+            yield error("devices", name, f"is none of {names}", "give --device the name of an RDMA or network device")
+    if on.ports:
+        yield fine("devices", "", names)
 
 
 def check_nodes(on: Examination) -> Iterator[Finding]:
@@ -51,9 +50,12 @@ def check_nodes(on: Examination) -> Iterator[Finding]:
         node = machine.dev / "infiniband" / name
         if not node.exists():
             yield error("uverbs", device, f"the kernel has {name}, {node} is missing here", _CONTAINER)
-        elif not os.access(node, os.R_OK | os.W_OK):
-            fix = f"give this user read and write permission on {node} (udev rule, group rdma); {_CONTAINER}"
-            yield error("uverbs", device, f"{node} may not be opened by user {os.geteuid()}", fix)
+        elif (refusal := _refusal(node)) is not None:
+            evidence = f"{node} cannot be opened by user {os.geteuid()}: {refusal.strerror}"
+            fix = f"give this user read and write permission on {node} (udev rule, group rdma)"
+            if refusal.errno == errno.EPERM:  # whatever the permissions: the device cgroup
+                fix = f"let this service or container use the device: {_CONTAINER}"
+            yield error("uverbs", device, evidence, fix)
         else:
             yield fine("uverbs", device, f"{node} can be opened")
 
@@ -124,12 +126,10 @@ def check_rxe(on: Examination) -> Iterator[Finding]:
     ports = [port for port in on.ports if port.software]
     if not ports:
         return
-    version = re.search(r"iproute2-(\S+)", machine.run("rdma", "-V").text)
-    if version is None:
-        yield warning(
-            "rxe", "", "the program rdma is missing", "apt-get install iproute2: rdma adds and removes rxe links"
-        )
-    if _namespace(machine, "self") != _namespace(machine, "1"):
+    lack = _rdma_lack(machine)
+    if lack:
+        yield warning("rxe", "", lack, "apt-get install iproute2 (5.1 or later): rdma adds and removes rxe links")
+    if _own_namespace(machine):
         yield warning(
             "rxe",
             "",
@@ -151,9 +151,16 @@ def _switched_off(flags: int | None) -> bool:
 def _how_to(on: Examination) -> str:
     """Say how this very machine gets a device."""
     machine = on.machine
+    if _own_namespace(machine):
+        return (
+            "run in the initial network namespace (container: host network), or bring a device into this one: "
+            "rdma system show tells whether namespaces share devices, rdma dev set NAME netns moves one"
+        )
     module = machine.run("modinfo", "-F", "filename", "rdma_rxe")
-    if module.status == 0:
-        return f"load the NIC's driver (modprobe mlx5_ib), or make a soft-RoCE device: {_RXE_MAKE}"
+    if module.status is None or module.status == 0:
+        lack = _rdma_lack(machine)
+        make = f"{_RXE_MAKE} ({lack}: apt-get install iproute2 first)" if lack else _RXE_MAKE
+        return f"load the NIC's driver (modprobe mlx5_ib), or make a soft-RoCE device: {make}"
     release = machine.read(machine.proc / "sys/kernel/osrelease") or "$(uname -r)"
     return (
         f"load the NIC's driver (modprobe mlx5_ib); for soft-RoCE the module rdma_rxe is missing from kernel {release} "
@@ -162,14 +169,34 @@ def _how_to(on: Examination) -> str:
     )
 
 
+def _rdma_lack(machine: Machine) -> str | None:
+    """Say what stands against making rxe links with the program rdma; None: nothing."""
+    usage = machine.run("rdma", "link", "help")
+    if usage.status is None:
+        return "the program rdma is missing"
+    text = f"{usage.text}{usage.errors}"  # without ib_core it shows no usage
+    if "link show" in text and "link add" not in text:
+        return f"the program rdma is too old for rdma link add ({machine.run('rdma', '-V').last_words})"
+    return None
+
+
 def _about(device: str, machine: Machine, complaints: list[str]) -> list[str]:
     """Pick what libibverbs complained of that concerns a device: by its name, its node or its provider."""
     driver = machine.devices[device].removesuffix("_core").removesuffix("_ib")
     return [line.strip() for line in complaints if device in line or driver in line or "userspace" in line]
 
 
-def _namespace(machine: Machine, process: str) -> str | None:
+def _own_namespace(machine: Machine) -> bool:
+    """Tell whether this process is outside the initial network namespace: only there is this setting. (In a container
+    process 1 is of the container, so a look at it does not tell.)
+    """
+    folder = machine.proc / "sys" / "net" / "core"
+    return bool(machine.entries(folder)) and not (folder / "netdev_max_backlog").exists()
+
+
+def _refusal(node: Path) -> OSError | None:
     try:
-        return os.readlink(Path(machine.proc) / process / "ns" / "net")
-    except OSError:
-        return None
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error
+    return None

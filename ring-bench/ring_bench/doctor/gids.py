@@ -19,23 +19,13 @@ def check_gids(on: Examination) -> Iterator[Finding]:
         usable = machine.usable(port)
         rows = "; ".join(_row(gid, machine.rejection(gid)) for gid in port.gids) or "no entry"
         table = f"{rows}{_empty_slots(on, port)}"
+        if port.gids and not machine.addresses:
+            table += "; without the program ip it is not known whether an address is stale"
         stale = [gid for gid in port.gids if (machine.rejection(gid) or "").startswith("stale")]
         if not usable:
-            fix = (
-                "bring the port up first: see port"
-                if port.gids and port.state != "ACTIVE"
-                else f"give {port.netdev} an address (ip addr add ADDRESS/24 dev {port.netdev}) and bring it up"
-                if port.netdev
-                else "move its network device into this namespace, or run in that one"
-            )
-            yield error("gid", port.name, f"no usable entry: {table}", fix)
+            yield error("gid", port.name, f"no usable entry: {table}", _way_to_a_gid(on, port))
         elif stale:
-            fix = (
-                f"make the device anew (rdma link delete {port.device}, then add)"
-                if port.software
-                else "reload the driver"
-            )
-            yield warning("gid", port.name, f"stale entries beside usable ones: {table}", fix)
+            yield warning("gid", port.name, f"stale entries beside usable ones: {table}", _renewal(port))
         else:
             yield fine("gid", port.name, table)
 
@@ -57,6 +47,28 @@ def check_gid_index(on: Examination) -> Iterator[Finding]:
         else:
             assert found is not None
             yield fine("gid-index", port.name, f"index {index} is {found.address}, RoCE v2")
+
+
+def _way_to_a_gid(on: Examination, port: Port) -> str:
+    """Say how a port without a usable entry gets one, by what its entries lack."""
+    machine = on.machine
+    addresses = {gid.address for gid in port.gids if not gid.address.is_link_local}
+    reasons = " ".join(machine.rejection(gid) or "" for gid in port.gids if gid.address in addresses)
+    if port.gids and port.state != "ACTIVE":
+        return "bring the port up first: see port"
+    if "namespace" in reasons or not port.netdev:
+        return "move its network device into this namespace, or run in that one (container: host network)"
+    if "stale" in reasons:
+        return _renewal(port)
+    if addresses and all(gid.kind != "RoCE v2" for gid in port.gids):
+        return "turn on RoCE v2: devlink dev param show tells of enable_roce; mlx4: options mlx4_core roce_mode=2"
+    return f"give {port.netdev} an address (ip addr add ADDRESS/24 dev {port.netdev}) and bring it up"
+
+
+def _renewal(port: Port) -> str:
+    if port.software:
+        return f"make the device anew (rdma link delete {port.device}, then add)"
+    return f"ip link set {port.netdev} down and up makes its entries anew; else reload the driver"
 
 
 def _row(gid: Gid, reason: str | None) -> str:

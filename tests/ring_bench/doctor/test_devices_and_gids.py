@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ring_bench.doctor import Severity
 
-from .conftest import LIBRARY, V4, FakeHost
+from .conftest import EMPTY, LIBRARY, V4, FakeHost
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 
@@ -30,7 +31,35 @@ def test_no_device_with_the_module_at_hand_says_how_to_make_one(bare: FakeHost) 
 
 def test_a_device_that_is_not_there_is_answered_with_those_that_are(host: FakeHost) -> None:
     finding = host.one("devices", Severity.ERROR, devices=("mlx5_7",))
-    assert "mlx5_7 is none of mlx5_0 (mlx5_core), mlx5_1 (mlx5_core)" in finding.evidence
+    assert (finding.subject, finding.evidence) == ("mlx5_7", "is none of mlx5_0 (mlx5_core), mlx5_1 (mlx5_core)")
+
+
+def test_a_wrong_name_beside_a_right_one_is_not_passed_over(host: FakeHost) -> None:
+    assert host.one("devices", Severity.ERROR, devices=("mlx5_0", "mlx5_11")).subject == "mlx5_11"
+
+
+def test_no_device_in_a_namespace_of_its_own_points_to_the_initial_one(bare: FakeHost) -> None:
+    bare.write("proc/sys/net/core/somaxconn", 4096)
+    bare.remove("proc/sys/net/core/netdev_max_backlog")
+    assert "rdma dev set NAME netns" in bare.one("devices", Severity.ERROR).fix
+
+
+@pytest.mark.parametrize(
+    ("usage", "status", "meaning"),
+    [("", None, "is missing"), ("Usage: rdma link show [DEV/PORT_INDEX]", 0, "too old for rdma link add")],
+)
+def test_soft_roce_needs_an_rdma_program_that_adds_links(
+    bare: FakeHost, usage: str, status: int | None, meaning: str
+) -> None:
+    bare.answer("modinfo", "/lib/modules/rdma_rxe.ko\n")
+    bare.answer("rdma link help", usage, status=status)
+    assert meaning in bare.one("devices", Severity.ERROR).fix
+
+
+def test_a_kernel_whose_rdma_program_tells_nothing_yet_is_not_called_old(bare: FakeHost) -> None:
+    bare.answer("modinfo", "/lib/modules/rdma_rxe.ko\n")
+    bare.answer("rdma link help", "", status=1, errors="Failed to open NETLINK_RDMA socket")
+    assert bare.one("devices", Severity.ERROR).fix.endswith("type rxe netdev NETDEV")
 
 
 def test_devices_can_be_chosen_by_either_name(host: FakeHost) -> None:
@@ -47,10 +76,23 @@ def test_a_node_that_a_container_or_a_service_hides_is_found(host: FakeHost) -> 
     assert "--device /dev/infiniband" in finding.fix
 
 
-def test_a_node_without_permission_is_found(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    access = os.access  # root may open everything
-    monkeypatch.setattr(os, "access", lambda path, mode: "uverbs0" not in str(path) and access(path, mode))
-    assert "may not be opened" in host.one("uverbs", Severity.ERROR).evidence
+@pytest.mark.parametrize(
+    ("number", "fix"), [(errno.EACCES, "read and write permission"), (errno.EPERM, "DeviceAllow=char-infiniband_verbs")]
+)
+def test_a_node_that_cannot_be_opened_tells_permission_and_device_cgroup_apart(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, number: int, fix: str
+) -> None:
+    really = os.open
+
+    def refuse(path: Any, flags: int, *more: Any) -> int:  # root may open everything
+        if "uverbs0" in str(path):
+            raise OSError(number, os.strerror(number))
+        return really(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    finding = host.one("uverbs", Severity.ERROR)
+    assert os.strerror(number) in finding.evidence
+    assert fix in finding.fix
 
 
 def test_a_kernel_without_uverbs_is_found(host: FakeHost) -> None:
@@ -117,11 +159,25 @@ def test_a_gid_of_another_network_namespace_is_not_usable(host: FakeHost) -> Non
     host.gid("mlx5_0", 3, V4.format(0, 1), "RoCE v2", "pod7")
     finding = host.one("gid", Severity.ERROR)
     assert "network device pod7 is not in this network namespace" in finding.evidence
+    assert "host network" in finding.fix
 
 
 def test_a_gid_whose_address_is_gone_is_stale(host: FakeHost) -> None:
     host.addresses["eth0"] = ["10.0.0.77/24"]
-    assert "stale: eth0 no longer has this address" in host.one("gid", Severity.ERROR).evidence
+    finding = host.one("gid", Severity.ERROR)
+    assert "stale: eth0 no longer has this address" in finding.evidence
+    assert "makes its entries anew" in finding.fix
+
+
+def test_without_the_program_ip_a_table_does_not_pass_for_fresh(host: FakeHost) -> None:
+    host.addresses.clear()
+    assert "not known whether an address is stale" in host.one("gid", Severity.OK, devices=("mlx5_0",)).evidence
+
+
+def test_a_table_of_roce_v1_alone_is_answered_with_how_to_get_v2(host: FakeHost) -> None:
+    for index in (1, 3):
+        host.gid("mlx5_0", index, EMPTY, None, None)
+    assert "turn on RoCE v2" in host.one("gid", Severity.ERROR).fix
 
 
 def test_a_stale_gid_beside_a_good_one_is_a_warning(soft: FakeHost) -> None:
@@ -152,11 +208,11 @@ def test_a_right_gid_index_is_confirmed(host: FakeHost) -> None:
 
 
 def test_soft_roce_outside_the_initial_namespace_is_a_warning(soft: FakeHost) -> None:
-    soft.remove("proc/self/ns/net")
-    soft.link("proc/self/ns/net", Path("net:[4026532999]"))
+    soft.write("proc/sys/net/core/somaxconn", 4096)
+    soft.remove("proc/sys/net/core/netdev_max_backlog")  # which only the initial namespace has
     assert "network namespace of its own" in soft.one("rxe", Severity.WARNING).evidence
 
 
 def test_soft_roce_without_the_rdma_program_is_a_warning(soft: FakeHost) -> None:
-    del soft.commands["rdma -V"]
+    del soft.commands["rdma link help"]
     assert "iproute2" in soft.one("rxe", Severity.WARNING).fix
