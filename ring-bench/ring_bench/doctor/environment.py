@@ -50,7 +50,8 @@ def check_pyverbs(on: Examination) -> Iterator[Finding]:
 def check_abi(on: Examination) -> Iterator[Finding]:
     """Does pyverbs want the private interface that the installed libibverbs has?"""
     wanted = on.machine.library.get("abi_wanted") or []
-    library = _libibverbs(on.machine)
+    loaded = on.machine.library.get("libibverbs")
+    library = Path(loaded) if loaded else _libibverbs(on.machine)
     exported = private_abi(library) if library is not None else []
     if library is None:
         yield error(
@@ -58,7 +59,10 @@ def check_abi(on: Examination) -> Iterator[Finding]:
         )
     elif not wanted:
         yield unknown(
-            "abi", "", f"{library} has the private interface {_versions(exported)}; no pyverbs to compare with"
+            "abi",
+            "",
+            f"{library} has the private interface {_versions(exported)}; no pyverbs to compare with",
+            "mend pyverbs first",
         )
     elif set(wanted) <= set(exported):
         yield fine("abi", "", f"pyverbs wants IBVERBS_PRIVATE_{_versions(wanted)}, {library} has it")
@@ -89,7 +93,7 @@ def check_memlock(on: Examination) -> Iterator[Finding]:
     )
     if hard is None or hard >= needed:
         yield fine("memlock", "", evidence)  # the provider raises the soft limit to the hard one
-    elif "CAP_IPC_LOCK" in _capabilities(machine):
+    elif "CAP_IPC_LOCK" in _capabilities(machine) and not _in_user_namespace(machine):
         yield warning("memlock", "", f"{evidence}; only CAP_IPC_LOCK lifts the limit here", advice)
     else:
         yield error("memlock", "", evidence, advice)
@@ -104,6 +108,8 @@ def check_capabilities(on: Examination) -> Iterator[Finding]:
     held = _capabilities(machine)
     has, lacks = ([name for name in CAPABILITIES if (name in held) is wanted] for wanted in (True, False))
     evidence = f"{_whose(machine)} has {', '.join(has) or 'none of those that matter here'}"
+    if has and _in_user_namespace(machine):
+        evidence += ", in a user namespace only: they lift no limit and set nothing of the host's (rootless container)"
     if "CAP_NET_ADMIN" in lacks:
         evidence += "; without CAP_NET_ADMIN it can run benchmarks, but not prepare NICs"
     yield fine("capabilities", "", evidence)
@@ -113,6 +119,12 @@ def _capabilities(machine: Machine) -> set[str]:
     match = re.search(r"^CapEff:\s*([0-9a-f]+)", machine.read(machine.proc / "self/status") or "", re.M)
     bits = int(match[1], 16) if match else 0
     return {name for name, bit in CAPABILITIES.items() if bits >> bit & 1}
+
+
+def _in_user_namespace(machine: Machine) -> bool:
+    """Tell whether this process's users are not the machine's: then its capabilities count inside only."""
+    mapping = machine.read(machine.proc / "self/uid_map")
+    return mapping is not None and mapping.split() != ["0", "0", str(2**32 - 1)]
 
 
 def _whose(machine: Machine) -> str:

@@ -6,6 +6,8 @@ In a process of its own because loading a provider may crash, and because nothin
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import json
 import platform
@@ -43,6 +45,7 @@ def describe() -> dict[str, Any]:
         "version": None,
         "abi_wanted": [],
         "error": None,
+        "libibverbs": None,
         "devices": {},
     }
     spec = importlib.util.find_spec("pyverbs")
@@ -59,13 +62,23 @@ def describe() -> dict[str, Any]:
         lib = load_pyverbs()
     except ProviderUnavailableError as error:
         found["error"] = str(error)
+        found["libibverbs"] = _libibverbs()
         return found
+    found["libibverbs"] = _libibverbs()
     try:
         names = [entry.name.decode() for entry in lib.get_device_list()]
     except lib.PyverbsError:  # raised where there is no device at all
         names = []
     found["devices"] = {name: _open(lib, name) for name in names}
     return found
+
+
+def _libibverbs() -> str | None:
+    """Give the file of the libibverbs that this process loads: pyverbs' own, LD_LIBRARY_PATH's or the installed one."""
+    with contextlib.suppress(OSError):  # loaded already, if pyverbs is
+        ctypes.CDLL("libibverbs.so.1")
+    match = re.search(r"(/\S*/libibverbs\.so\S*)$", Path("/proc/self/maps").read_text(encoding="utf-8"), re.M)
+    return match[1] if match else None
 
 
 def _open(lib: Any, name: str) -> dict[str, Any]:

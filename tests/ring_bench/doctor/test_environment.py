@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from ring_bench.doctor import Severity
+import pytest
+
+from ring_bench.doctor import Machine, Severity
 from ring_bench.doctor.library import describe, private_abi
-from ring_bench.doctor.machine import run_command
+from ring_bench.doctor.machine import Output, run_command
 
 from .conftest import LIBRARY, LIMITS, FakeHost
 
@@ -121,3 +125,36 @@ def test_commands_that_are_missing_fail_or_hang_are_told_apart() -> None:
     assert run_command(["false"]).status == 1
     late = run_command(["sleep", "5"], 0.05)
     assert (late.status, "did not answer within 0.05 s" in late.last_words) == (124, True)
+
+
+def test_the_libibverbs_that_is_loaded_counts_not_the_installed_one(host: FakeHost, tmp_path: Path) -> None:
+    bundled = tmp_path / "bundled.so"
+    bundled.write_bytes(b"IBVERBS_PRIVATE_59")
+    host.library(abi_wanted=[59], libibverbs=str(bundled))
+    assert "bundled.so has it" in host.one("abi", Severity.OK).evidence
+
+
+def test_a_source_tree_in_the_current_folder_is_seen_where_this_process_would_import_it(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[Sequence[str]] = []
+
+    def run(command: Sequence[str], _: float) -> Output:
+        commands.append(command)
+        return Output(0, "{}")
+
+    machine = Machine(run=run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/usr/lib/python3"])
+    machine.ask("a.module")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/usr/lib/python3"])
+    machine.ask("a.module")
+    assert ["-P" in command for command in commands] == [True, False]
+
+
+def test_a_capability_of_a_user_namespace_lifts_no_limit(host: FakeHost) -> None:
+    host.write("proc/self/limits", LIMITS.format(65536, 65536))
+    host.write("proc/self/status", "CapEff:\t000001ffffffffff\n")
+    host.write("proc/self/uid_map", "         0       1000          1")
+    host.one("memlock", Severity.ERROR)
+    assert "in a user namespace only" in host.one("capabilities", Severity.OK).evidence
