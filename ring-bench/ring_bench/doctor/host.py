@@ -14,6 +14,8 @@ __all__ = ["check_clock", "check_cpus", "check_exposure", "parse_cpus"]
 
 BFRT_PORT = 50052
 _LISTEN = "0A"
+_WORST_CLOCK_US = 10_000
+"""A fifth of the interval at which switch agents sample."""
 _LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
@@ -27,6 +29,9 @@ def check_cpus(on: Examination) -> Iterator[Finding]:
         device = machine.infiniband / port.device / "device"
         node = machine.number(device / "numa_node")
         near = parse_cpus(machine.read(device / "local_cpulist") or "")
+        if node is not None and node < 0 and _nodes(machine) == 1:
+            yield fine("numa", port.name, "this machine has one NUMA node")
+            continue
         if node is None or node < 0 or not near or not allowed:
             yield unknown("numa", port.name, "the kernel names no NUMA node", "see lstopo")
             continue
@@ -48,6 +53,8 @@ def check_cpus(on: Examination) -> Iterator[Finding]:
             f"this process is bound to CPU {min(allowed)} alone; ranks bound to one CPU stall each other",
             "distinct CPUs per local rank, not CPU 0 (mpirun --bind-to core, taskset)",
         )
+    elif allowed:
+        yield fine("affinity", "", f"this process may use {len(allowed)} CPUs")
     governors = {
         machine.read(machine.sys / "devices/system/cpu" / f"cpu{cpu}" / "cpufreq/scaling_governor") for cpu in allowed
     } - {None}
@@ -58,6 +65,8 @@ def check_cpus(on: Examination) -> Iterator[Finding]:
             f"CPU frequency governor {', '.join(sorted(map(str, governors)))}",
             "cpupower frequency-set -g performance",
         )
+    elif governors:
+        yield fine("governor", "", "performance")
 
 
 def check_clock(on: Examination) -> Iterator[Finding]:
@@ -66,7 +75,18 @@ def check_clock(on: Examination) -> Iterator[Finding]:
     if tracking.status == 0 and len(fields := tracking.text.strip().split(",")) > 11:
         offset_us, bound_us = (1e6 * abs(float(fields[index])) for index in (4, 11))
         evidence = f"chrony: {offset_us:.0f} us off {fields[1] or fields[0]}, root dispersion {bound_us:.0f} us"
-        yield fine("clock", "", evidence)
+        if fields[-1] == "Not synchronised" or fields[2] == "0":
+            yield warning(
+                "clock",
+                "",
+                "chrony runs, but has no source that it follows: the wall clock is not synchronised",
+                "chronyc sources shows which servers answer; UDP port 123 must be open to them",
+            )
+        elif offset_us + bound_us > _WORST_CLOCK_US:
+            fix = "chronyc makestep and a nearer server, or ptp4l and phc2sys where the NICs do PTP"
+            yield warning("clock", "", f"{evidence}: too far to place switch samples beside the hosts' steps", fix)
+        else:
+            yield fine("clock", "", evidence)
         return
     answer = on.machine.run("timedatectl", "show", "-p", "NTPSynchronized", "--value").text.strip()
     if answer == "yes":
@@ -92,6 +112,8 @@ def check_exposure(on: Examination) -> Iterator[Finding]:
             f"TCP port {BFRT_PORT} (BF-Runtime, without authentication) listens beyond loopback",
             "let bf_switchd serve it on 127.0.0.1 only, or a firewall; switch-agent runs on the switch itself",
         )
+    else:
+        yield fine("bfrt-exposed", "", f"nothing listens on TCP port {BFRT_PORT} beyond loopback")
 
 
 def parse_cpus(text: str) -> set[int]:
@@ -100,6 +122,11 @@ def parse_cpus(text: str) -> set[int]:
     for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
         found.update(range(int(low), int(high or low) + 1))
     return found
+
+
+def _nodes(machine: Machine) -> int:
+    folder = machine.sys / "devices" / "system" / "node"
+    return sum(bool(re.fullmatch(r"node\d+", name)) for name in machine.entries(folder))
 
 
 def _listeners(machine: Machine, port: int) -> list[str]:

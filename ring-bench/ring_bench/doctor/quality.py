@@ -49,6 +49,7 @@ def check_classes(on: Examination) -> Iterator[Finding]:
                 f"or dcb app add dev {port.netdev} dscp-prio {on.options.dscp}:{priority}",
             )
         yield from _pfc(machine, port, priority)
+        yield from _pause(machine, port)
 
 
 def check_ecn(on: Examination) -> Iterator[Finding]:
@@ -57,7 +58,8 @@ def check_ecn(on: Examination) -> Iterator[Finding]:
     for port in on.hardware:
         priority = data_priority(machine, port, on.options.dscp)
         ecn = machine.netdev(port.netdev) / "ecn"
-        later = _next_boot(machine, port)
+        name, mask = _next_boot(machine, port)
+        later = "unknown" if mask is None else f"enabled for {_list(mask) or 'no priority'}"
         for leg, folder, meaning in (
             ("ecn-np", "roce_np", "marks are answered with CNPs"),
             ("ecn-rp", "roce_rp", "CNPs slow the sender down"),
@@ -69,6 +71,13 @@ def check_ecn(on: Examination) -> Iterator[Finding]:
             if on_for is None:
                 hint = f"the tree {ecn / folder} comes with MLNX_OFED; mlxconfig and debugfs cc_params tell more"
                 yield unknown(leg, port.name, evidence, hint)
+            elif running and mask is not None and priority not in mask:
+                yield warning(
+                    leg,
+                    port.name,
+                    f"{evidence}: {meaning}, but not for data priority {priority} once the machine has rebooted",
+                    f"mlxconfig -d {pci_address(machine, port)} set {name}=255",
+                )
             elif running:
                 note = "; one switch for the port" if leg == "ecn-np" else ""
                 yield fine(leg, port.name, f"{evidence}: {meaning}{note}")
@@ -95,15 +104,22 @@ def enabled_priorities(machine: Machine, folder: Path) -> list[int] | None:
     return [priority for priority, value in values.items() if value]
 
 
-def _pfc(machine: Machine, port: Port, priority: int) -> Iterator[Finding]:
+def _lossless(machine: Machine, port: Port) -> list[int] | None:
+    """Give the priorities with PFC; None where dcb does not tell."""
     answer = machine.json("dcb", "-j", "pfc", "show", "dev", port.netdev)
     flags = answer.get("prio-pfc") if isinstance(answer, dict) else None
     if not isinstance(flags, list):
+        return None
+    return [number for number, on in enumerate(flags) if on is True or on == "on"]
+
+
+def _pfc(machine: Machine, port: Port, priority: int) -> Iterator[Finding]:
+    lossless = _lossless(machine, port)
+    if lossless is None:
         yield unknown(
             "pfc", port.name, "dcb does not tell", f"dcb pfc show dev {port.netdev}; mlnx_qos -i {port.netdev}"
         )
         return
-    lossless = [number for number, on in enumerate(flags) if on is True or on == "on"]
     evidence = f"PFC on priority {_list(lossless) or 'none'}; data priority {priority}"
     setting = " ".join(f"{number}:{'on' if number == priority else 'off'}" for number in PRIORITIES)
     fix = f"dcb pfc set dev {port.netdev} prio-pfc {setting}, and the same on the switch"
@@ -113,14 +129,22 @@ def _pfc(machine: Machine, port: Port, priority: int) -> Iterator[Finding]:
         yield warning("pfc", port.name, f"{evidence}: the data class is lossy, drops cost a retransmission", fix)
     else:
         yield warning("pfc", port.name, f"{evidence}: other classes can be paused too", fix)
-    receives = _global_pause(machine, port.netdev)
-    if receives:
+
+
+def _pause(machine: Machine, port: Port) -> Iterator[Finding]:
+    try:
+        receives, sends = machine.ethtool.pause_frames(port.netdev)
+    except OSError:  # a driver without pause frames
+        return
+    if receives or sends:
         yield warning(
             "pause",
             port.name,
             "global pause is on: it stops all classes, and PFC does not work beside it",
             f"ethtool -A {port.netdev} rx off tx off",
         )
+    else:
+        yield fine("pause", port.name, "global pause is off")
 
 
 def _cnp_class(machine: Machine, port: Port, ecn: Path, priority: int) -> Iterator[Finding]:
@@ -144,6 +168,14 @@ def _cnp_class(machine: Machine, port: Port, ecn: Path, priority: int) -> Iterat
             f"{evidence}: CNPs queue behind the data that they are to slow down",
             f"echo {_DEFAULT_CNP_PRIORITY} > {ecn}/roce_np/cnp_802p_prio; "
             f"echo {_DEFAULT_CNP_DSCP} > {ecn}/roce_np/cnp_dscp",
+        )
+    elif paused := {cnp, by_dscp} & set(_lossless(machine, port) or []):
+        yield warning(
+            "cnp-class",
+            port.name,
+            f"{evidence}: PFC is on for priority {_list(sorted(number for number in paused if number is not None))}, "
+            "so a pause can hold CNPs back",
+            f"PFC on priority {priority} alone (see pfc), on the switch too",
         )
     else:
         yield fine("cnp-class", port.name, evidence)
@@ -171,22 +203,20 @@ def _dscp_table(machine: Machine, netdev: str) -> dict[int, int]:
     }
 
 
-def _next_boot(machine: Machine, port: Port) -> str:
+def _next_boot(machine: Machine, port: Port) -> tuple[str, list[int] | None]:
+    """Give the firmware's setting for a port and the priorities it holds from the next boot on; None: unknown."""
     address = pci_address(machine, port)
-    name = f"ROCE_CC_PRIO_MASK_P{port.number}"
-    output = machine.run("mlxconfig", "-d", address, "q", name) if address else None
-    match = re.search(rf"{name}\s+(\d+)", output.text) if output is not None else None
-    if match is None:
-        return "unknown"
-    mask = int(match[1])
-    return f"enabled for {_list([p for p in PRIORITIES if mask >> p & 1]) or 'no priority'}"
-
-
-def _global_pause(machine: Machine, netdev: str) -> bool:
-    try:
-        return any(machine.ethtool.pause_frames(netdev))
-    except OSError:
-        return False
+    if address is None or (machine.infiniband / port.device / "device" / "physfn").exists():  # no NIC, a VF
+        return "", None
+    # The second port of a card is port 1 of the second PCI function.
+    number = port.number if port.number > 1 else int(address[-1]) + 1
+    name = f"ROCE_CC_PRIO_MASK_P{number}"
+    for program in ("mlxconfig", "mstconfig"):
+        match = re.search(rf"{name}\s+(0x[0-9a-fA-F]+|\d+)", machine.run(program, "-d", address, "q", name).text)
+        if match is not None:
+            mask = int(match[1], 0)
+            return name, [priority for priority in PRIORITIES if mask >> priority & 1]
+    return name, None
 
 
 def _list(numbers: list[int]) -> str:

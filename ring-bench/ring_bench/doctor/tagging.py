@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from ring_bench.doctor.findings import Finding, error, fine, warning
 from ring_bench.doctor.machine import Machine, Port
@@ -38,15 +37,17 @@ def check_lag(on: Examination) -> Iterator[Finding]:
     """Is the port part of a bond? Then firmware may choose the link per QP, whatever the source port says."""
     machine = on.machine
     for port in on.hardware:
+        lag = machine.sys / "kernel" / "debug" / "mlx5" / (pci_address(machine, port) or "none") / "lag"
         bond = _bond(machine, port)
+        if bond is None and machine.read(lag / "state") == "active":
+            bond = "a group that the firmware made"
         if bond is None:
             yield fine("lag", port.name, "not bonded")
             continue
         folder = machine.netdev(bond) / "bonding"
         mode = (machine.read(folder / "mode") or "unknown").split()[0]
         hashing = (machine.read(folder / "xmit_hash_policy") or "unknown").split()[0]
-        lag = machine.sys / "kernel" / "debug" / "mlx5" / (pci_address(machine, port) or "none") / "lag"
-        kind = machine.read(lag / "type") or machine.read(lag / "mode") or "not known"
+        kind = machine.read(lag / "port_sel_mode") or "not known"
         yield warning(
             "lag",
             port.name,
@@ -91,10 +92,19 @@ def pci_address(machine: Machine, port: Port) -> str | None:
 
 
 def _bond(machine: Machine, port: Port) -> str | None:
-    netdev = machine.netdev(port.netdev)
-    if port.netdev and (netdev / "bonding").is_dir():
-        return port.netdev
-    master: Path = netdev / "master"
-    if port.netdev and master.exists() and (master.resolve() / "bonding").is_dir():
-        return master.resolve().name
+    """Give the bond that a port belongs to: above its network device, or below (a VLAN of a bond)."""
+    names = dict.fromkeys([port.netdev, *(gid.netdev for gid in port.gids)])
+    waiting = [name for name in names if name]
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop(0)
+        seen.add(name)
+        folder = machine.netdev(name)
+        if (folder / "bonding").is_dir():
+            return name
+        below = [entry.removeprefix("lower_") for entry in machine.entries(folder) if entry.startswith("lower_")]
+        above = (folder / "master").resolve() if (folder / "master").exists() else folder
+        if (above / "bonding").is_dir():
+            return above.name
+        waiting += [other for other in below if other not in seen]
     return port.netdev if "bond" in port.device else None

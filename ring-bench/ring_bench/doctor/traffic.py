@@ -6,60 +6,104 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ring_bench.counters import LOSS, RNR, port_values
+from ring_bench.counters import FLAP, LOSS, RNR, port_values
 from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
 from ring_bench.doctor.machine import Machine, Port
 from ring_bench.doctor.options import Examination
+from ring_bench.doctor.quality import data_priority
 
 __all__ = ["check_congestion", "check_counters", "check_fec"]
 
 _PAUSE = re.compile(r"[rt]x_prio\d_pause")
 _DISCARD = re.compile(r"(rx_prio\d_(buf_discard|cong_discard|discards)|rx_discards_phy|tx_discards_phy)")
+_ICRC = "rx_icrc_encapsulated"
 _FEC_FROM_GBPS = 25.0
 
 
 def check_counters(on: Examination) -> Iterator[Finding]:
-    """Do error counters move while we watch?"""
+    """Do error counters move while we watch, and which must never have moved at all?"""
     machine, interval = on.machine, on.options.interval_s
-    if interval <= 0 or not on.ports:
-        return
     before = {port.name: _all_values(machine, port) for port in on.ports}
-    machine.pause(interval)
+    if interval > 0 and on.ports:
+        interval = max([interval, *(_cached_s(machine, port) for port in on.ports)])
+        machine.pause(interval)
     for port in on.ports:
-        old, new = before[port.name], _all_values(machine, port)
+        old, new = before[port.name], before[port.name] if interval <= 0 else _all_values(machine, port)
         deltas = {name: value - old[name] for name, value in new.items() if name in old and value != old[name]}
-        evidence = f"within {interval:g} s"
-        for names, what, fix in (
-            (LOSS, "packets are being lost, damaged or repeated", "find the drop: switch counters, cable, PFC, MTU"),
-            (RNR, "receivers are not ready", "post receives before granting credits; min_rnr_timer 12, not 0"),
-        ):
-            moved = _shown({name: deltas[name] for name in names if name in deltas})
-            if moved:
-                yield warning("counters", port.name, f"{what} {evidence}: {moved}", fix)
-                break
-        else:
-            if new:
-                yield fine("counters", port.name, f"no error counter of {len(new)} moved {evidence}")
-            else:
-                yield unknown("counters", port.name, "this driver has no counters", "look at the switch's")
-        if deltas.get("rx_icrc_encapsulated"):
-            yield error(
-                "icrc",
-                port.name,
-                f"packets with a wrong ICRC arrive: rx_icrc_encapsulated +{deltas['rx_icrc_encapsulated']}",
-                "something on the way rewrites what the ICRC covers, as ports: only ECN, DSCP and TTL may change",
-            )
-        pauses = {name: delta for name, delta in deltas.items() if _PAUSE.fullmatch(name)}
-        drops = {name: delta for name, delta in deltas.items() if _DISCARD.fullmatch(name)}
-        if drops and not any(name.startswith("rx") for name in pauses):
-            yield warning(
-                "pfc-drops",
-                port.name,
-                f"queues drop ({_shown(drops)}) and no PFC pause comes in {evidence}",
-                "PFC off on one end, another priority than the data's, or FEC off (then PFC frames are ignored)",
-            )
-        elif pauses:
-            yield fine("pfc-drops", port.name, f"PFC at work {evidence}: {_shown(pauses)}, no drops")
+        if interval > 0:
+            yield from _errors(port, new, deltas, f"within {interval:g} s")
+        yield from _icrc(port, new, deltas)
+        yield from _drops(port, new, deltas, data_priority(machine, port, on.options.dscp))
+
+
+def _errors(port: Port, values: Mapping[str, int], deltas: Mapping[str, int], when: str) -> Iterator[Finding]:
+    still = True
+    for names, what, fix in (
+        (LOSS, "packets are being lost, damaged or repeated", "find the drop: switch counters, cable, PFC, MTU"),
+        (RNR, "receivers are not ready", "post receives before granting credits; min_rnr_timer 12, not 0"),
+        (FLAP, "the link flaps", "cable and transceiver, FEC on both ends, the switch's log of the port"),
+    ):
+        moved = _shown({name: deltas[name] for name in names if name in deltas})
+        if moved:
+            still = False
+            yield warning("counters", port.name, f"{what} {when}: {moved}", fix)
+    if still and values:
+        past = {name: values[name] for name in (*LOSS, *RNR, "link_downed") if values.get(name)}
+        since = f"; since the driver was loaded: {_shown(past, '-')}" if past else ""
+        yield fine("counters", port.name, f"no error counter of {len(values)} moved {when}{since}")
+    elif still:
+        yield unknown("counters", port.name, "this driver has no counters", "look at the switch's")
+
+
+def _icrc(port: Port, values: Mapping[str, int], deltas: Mapping[str, int]) -> Iterator[Finding]:
+    total, new = values.get(_ICRC), deltas.get(_ICRC)
+    fix = "something on the way rewrites what the ICRC covers, as ports: only ECN, DSCP and TTL may change"
+    if new:
+        yield error("icrc", port.name, f"packets with a wrong ICRC arrive: {_ICRC} +{new}", fix)
+    elif total:
+        evidence = f"packets with a wrong ICRC came and were dropped, since the driver was loaded: {_ICRC} {total}"
+        yield warning("icrc", port.name, evidence, fix)
+    elif total is not None:
+        yield fine("icrc", port.name, f"{_ICRC} 0")
+
+
+def _drops(port: Port, values: Mapping[str, int], deltas: Mapping[str, int], priority: int) -> Iterator[Finding]:
+    pauses = {name: delta for name, delta in deltas.items() if _PAUSE.fullmatch(name)}
+    drops = {name: delta for name, delta in deltas.items() if _DISCARD.fullmatch(name)}
+    lossy = {name: value for name, value in values.items() if name in _discards(priority) and value}
+    never = [name for name in _pauses(priority) if values.get(name) == 0]
+    off = "PFC off on one end, another priority than the data's, or FEC off (then PFC frames are ignored)"
+    if drops and not any(name.startswith("rx") for name in pauses):
+        also = f" ({_shown(pauses)} go out)" if pauses else ""
+        yield warning("pfc-drops", port.name, f"queues drop ({_shown(drops)}) and no PFC pause comes in{also}", off)
+    elif drops:
+        yield warning(
+            "pfc-drops",
+            port.name,
+            f"queues drop ({_shown(drops)}) although PFC pauses pass ({_shown(pauses)})",
+            "PFC on the data's priority on both ends, and buffers with headroom for the cable's length",
+        )
+    elif lossy and len(never) == len(_pauses(priority)):
+        evidence = f"since the driver was loaded the data's priority {priority} dropped ({_shown(lossy, '-')})"
+        yield warning("pfc-drops", port.name, f"{evidence} and was never paused ({', '.join(never)} 0)", off)
+    elif pauses:
+        yield fine("pfc-drops", port.name, f"PFC at work: {_shown(pauses)}, no drops")
+    elif any(_DISCARD.fullmatch(name) for name in values):
+        yield fine("pfc-drops", port.name, "no queue drops")
+
+
+def _discards(priority: int) -> tuple[str, ...]:
+    return tuple(f"rx_prio{priority}_{kind}" for kind in ("buf_discard", "cong_discard", "discards"))
+
+
+def _pauses(priority: int) -> tuple[str, str]:
+    return f"rx_prio{priority}_pause", f"tx_prio{priority}_pause"
+
+
+def _cached_s(machine: Machine, port: Port) -> float:
+    """Give how long the kernel repeats a port's hw_counters before it reads them anew."""
+    folder = machine.infiniband / port.device / "ports" / str(port.number) / "hw_counters"
+    return (machine.number(folder / "lifespan") or 0) / 1000
 
 
 def check_congestion(on: Examination) -> Iterator[Finding]:
@@ -109,6 +153,9 @@ def check_fec(on: Examination) -> Iterator[Finding]:
 
 def _all_values(machine: Machine, port: Port) -> Mapping[str, int]:
     values, _ = port_values(port.device, port.number, machine.sys)
+    changes = machine.number(machine.netdev(port.netdev) / "carrier_changes") if port.netdev else None
+    if changes is not None:
+        values["carrier_changes"] = changes
     try:
         values |= machine.ethtool.statistics(port.netdev)
     except OSError:
@@ -116,5 +163,5 @@ def _all_values(machine: Machine, port: Port) -> Mapping[str, int]:
     return values
 
 
-def _shown(deltas: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {delta:+d}" for name, delta in sorted(deltas.items())[:6])
+def _shown(values: Mapping[str, int], sign: str = "+") -> str:
+    return ", ".join(f"{name} {value:{sign}d}" for name, value in sorted(values.items())[:6])

@@ -8,7 +8,7 @@ import pytest
 
 from ring_bench.doctor import Severity
 
-from .conftest import FakeHost
+from .conftest import V4, FakeHost
 
 ONE = {"devices": ("mlx5_0",)}
 HW = "sys/class/infiniband/mlx5_0/ports/1/hw_counters"
@@ -42,6 +42,24 @@ def test_what_runs_and_what_the_next_boot_brings_are_told_apart(host: FakeHost) 
     assert "running: enabled for all priorities; next boot: enabled for 3" in evidence
 
 
+def test_what_the_next_boot_takes_away_is_a_warning(host: FakeHost) -> None:
+    host.answer("mlxconfig", "", status=None)
+    host.answer("mstconfig -d 0000:03:00.0 q ROCE_CC_PRIO_MASK_P1", "ROCE_CC_PRIO_MASK_P1   0x10\n")
+    for leg in ("ecn-np", "ecn-rp"):
+        finding = host.one(leg, Severity.WARNING, **ONE)
+        assert "next boot: enabled for 4" in finding.evidence
+        assert finding.fix == "mlxconfig -d 0000:03:00.0 set ROCE_CC_PRIO_MASK_P1=255"
+
+
+def test_the_second_function_of_a_card_is_its_second_port(host: FakeHost) -> None:
+    (host.root / "sys/devices/0000:03:00.1").mkdir()
+    (host.root / "sys/class/infiniband/mlx5_0/device").unlink()
+    host.link("sys/class/infiniband/mlx5_0/device", host.root / "sys/devices/0000:03:00.1")
+    host.link("sys/devices/0000:03:00.1/driver", host.root / "sys/drivers/mlx5_core")
+    host.answer("mlxconfig -d 0000:03:00.1 q ROCE_CC_PRIO_MASK_P2", "ROCE_CC_PRIO_MASK_P2   8\n")
+    assert "next boot: enabled for 3" in host.one("ecn-rp", Severity.OK, **ONE).evidence
+
+
 def test_a_missing_tree_is_unknown_not_off(host: FakeHost) -> None:
     host.remove("sys/class/net/eth0/ecn")
     del host.commands["mlxconfig"]
@@ -61,6 +79,11 @@ def test_without_the_tree_debugfs_may_know_the_class_of_cnps(host: FakeHost) -> 
 def test_cnps_in_the_class_of_the_data_are_an_error(host: FakeHost, file: str, value: int) -> None:
     host.write(f"sys/class/net/eth0/ecn/roce_np/{file}", value)
     assert "queue behind the data" in host.one("cnp-class", Severity.ERROR, **ONE).evidence
+
+
+def test_cnps_that_a_pause_can_hold_back_are_a_warning(host: FakeHost) -> None:
+    host.answer("dcb -j pfc show dev eth0", {"prio-pfc": [n in (3, 6) for n in range(8)]})
+    assert "PFC is on for priority 6" in host.one("cnp-class", Severity.WARNING, **ONE).evidence
 
 
 def test_trust_pcp_loses_the_dscp(host: FakeHost) -> None:
@@ -93,6 +116,13 @@ def test_global_pause_beside_pfc_is_a_warning(host: FakeHost) -> None:
     assert "ethtool -A eth0 rx off tx off" in host.one("pause", Severity.WARNING, **ONE).fix
 
 
+def test_global_pause_is_seen_also_where_dcb_tells_nothing(host: FakeHost) -> None:
+    host.answer("dcb -j pfc show dev eth0", "", status=None)
+    host.one("pause", Severity.OK, **ONE)
+    host.global_pause = (True, True)
+    host.one("pause", Severity.WARNING, **ONE)
+
+
 def test_a_forced_traffic_class_is_an_error(host: FakeHost) -> None:
     host.write("sys/class/infiniband/mlx5_0/tc/1/traffic_class", "Global tclass=96")
     finding = host.one("traffic-class", Severity.ERROR)
@@ -109,10 +139,33 @@ def test_a_bonded_port_is_a_warning(host: FakeHost) -> None:
     host.write("sys/class/net/bond0/bonding/mode", "802.3ad 4")
     host.write("sys/class/net/bond0/bonding/xmit_hash_policy", "layer3+4 1")
     host.link("sys/class/net/eth0/master", host.root / "sys/class/net/bond0")
-    host.write("sys/kernel/debug/mlx5/0000:03:00.0/lag/type", "queue_affinity")
+    host.write("sys/kernel/debug/mlx5/0000:03:00.0/lag/port_sel_mode", "queue_affinity")
     finding = host.one("lag", Severity.WARNING, **ONE)
     assert "bond0 (mode 802.3ad, hash layer3+4)" in finding.evidence
     assert "firmware: queue_affinity" in finding.evidence
+
+
+def test_a_vlan_of_a_bond_is_a_bond_whatever_the_device_is_called(host: FakeHost) -> None:
+    for index in range(4):
+        host.gid("mlx5_0", index, V4.format(0, 1), "RoCE v2", "bond0.100")
+    host.write("sys/class/net/bond0/bonding/mode", "802.3ad 4")
+    host.link("sys/class/net/bond0.100/lower_bond0", host.root / "sys/class/net/bond0")
+    assert "part of bond0 (mode 802.3ad" in host.one("lag", Severity.WARNING, **ONE).evidence
+
+
+def test_a_member_of_a_bridge_is_not_a_member_of_the_bridges_bond(host: FakeHost) -> None:
+    host.write("sys/class/net/bond0/bonding/mode", "802.3ad 4")
+    host.write("sys/class/net/br0/bridge/stp_state", 0)
+    for name in ("bond0", "eth0"):
+        host.link(f"sys/class/net/br0/lower_{name}", host.root / "sys/class/net" / name)
+    host.link("sys/class/net/eth0/master", host.root / "sys/class/net/br0")
+    host.one("lag", Severity.OK, **ONE)
+
+
+def test_a_group_that_only_the_firmware_knows_of_is_a_warning(host: FakeHost) -> None:
+    host.write("sys/kernel/debug/mlx5/0000:03:00.0/lag/state", "active")
+    host.write("sys/kernel/debug/mlx5/0000:03:00.0/lag/port_sel_mode", "hash")
+    assert "firmware: hash" in host.one("lag", Severity.WARNING, **ONE).evidence
 
 
 def test_a_driver_whose_source_port_is_unknown_is_a_warning(bare: FakeHost) -> None:
@@ -170,7 +223,8 @@ def test_a_counter_file_that_cannot_be_read_is_left_out(host: FakeHost) -> None:
 
 def test_counters_are_not_watched_when_the_interval_is_zero(host: FakeHost) -> None:
     host.while_waiting = lambda: pytest.fail("waited")
-    assert host.report("counters", interval_s=0.0).findings == []
+    assert "--interval" in host.one("counters", Severity.UNKNOWN, interval_s=0.0).fix
+    assert "counters" not in {finding.id for finding in host.report(interval_s=0.0).findings}
 
 
 def test_a_process_on_the_far_numa_node_is_warned(host: FakeHost) -> None:
@@ -199,4 +253,71 @@ def test_a_wall_clock_that_nobody_keeps_is_warned(host: FakeHost) -> None:
 def test_a_bfrt_server_that_others_can_reach_is_warned(host: FakeHost, address: str, exposed: bool) -> None:
     line = f"   0: {address}:C384 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1"
     host.write("proc/self/net/tcp", f"  sl  local_address rem_address   st\n{line}")
-    assert bool(host.report("bfrt-exposed").findings) is exposed
+    host.one("bfrt-exposed", Severity.WARNING if exposed else Severity.OK)
+
+
+def test_a_link_that_flaps_while_watched_is_found(host: FakeHost) -> None:
+    host.while_waiting = lambda: host.write("sys/class/net/eth0/carrier_changes", 3)
+    assert "the link flaps within 1 s: carrier_changes +2" in host.one("counters", Severity.WARNING, **ONE).evidence
+
+
+def test_loss_does_not_hide_receivers_that_are_not_ready(host: FakeHost) -> None:
+    def both() -> None:
+        host.write(f"{HW}/out_of_sequence", 7)
+        host.write(f"{HW}/rnr_nak_retry_err", 7)
+
+    host.while_waiting = both
+    assert len(host.found("counters", Severity.WARNING, **ONE)) == 2
+
+
+def test_what_was_counted_before_is_shown(host: FakeHost) -> None:
+    host.write(f"{HW}/local_ack_timeout_err", 2705)
+    assert (
+        "since the driver was loaded: local_ack_timeout_err 2705" in host.one("counters", Severity.OK, **ONE).evidence
+    )
+
+
+def test_counters_are_watched_for_longer_than_the_kernel_repeats_them(host: FakeHost) -> None:
+    host.write(f"{HW}/lifespan", 4000)
+    assert "within 4 s" in host.one("counters", Severity.OK, **ONE).evidence
+
+
+def test_a_wrong_icrc_of_the_past_is_a_warning_without_any_watching(host: FakeHost) -> None:
+    host.write(f"{HW}/rx_icrc_encapsulated", 3)
+    assert "rx_icrc_encapsulated 3" in host.one("icrc", Severity.WARNING, interval_s=0.0, **ONE).evidence
+    host.write(f"{HW}/rx_icrc_encapsulated", 0)
+    host.one("icrc", Severity.OK, interval_s=0.0, **ONE)
+
+
+def test_drops_beside_pause_frames_are_not_called_pfc_at_work(host: FakeHost) -> None:
+    host.while_waiting = lambda: host.statistics["eth0"].update(rx_prio3_pause=5, rx_discards_phy=9)
+    assert "although PFC pauses pass" in host.one("pfc-drops", Severity.WARNING, **ONE).evidence
+
+
+def test_past_drops_of_a_data_priority_that_was_never_paused_are_a_warning(host: FakeHost) -> None:
+    host.statistics["eth0"].update(rx_prio3_buf_discard=9, tx_prio3_pause=0)
+    finding = host.one("pfc-drops", Severity.WARNING, interval_s=0.0, **ONE)
+    assert "priority 3 dropped (rx_prio3_buf_discard 9) and was never paused" in finding.evidence
+    host.statistics["eth0"].update(tx_prio3_pause=4)
+    host.one("pfc-drops", Severity.OK, interval_s=0.0, **ONE)
+
+
+@pytest.mark.parametrize(
+    ("tracking", "severity", "evidence"),
+    [
+        ("00000000,,0,0.0,0.000000000,0,0,0,0,0,1.0,1.0,0.0,Not synchronised", Severity.WARNING, "no source"),
+        ("A29FC87B,ntp1,3,1.0,0.031000000,0,0,0,0,0,0.1,0.000040,64.0,Normal", Severity.WARNING, "31000 us off ntp1"),
+    ],
+)
+def test_a_chrony_that_does_not_keep_the_time_is_a_warning(
+    host: FakeHost, tracking: str, severity: Severity, evidence: str
+) -> None:
+    host.answer("chronyc -c tracking", f"{tracking}\n")
+    assert evidence in host.one("clock", severity).evidence
+
+
+def test_a_machine_of_one_numa_node_needs_no_node_from_the_kernel(host: FakeHost) -> None:
+    host.write("sys/devices/0000:03:00.0/numa_node", -1)
+    host.one("numa", Severity.UNKNOWN, **ONE)
+    host.write("sys/devices/system/node/node0/cpulist", "0-7")
+    host.one("numa", Severity.OK, **ONE)
