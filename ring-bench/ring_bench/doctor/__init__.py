@@ -52,6 +52,7 @@ CHECKS: Sequence[Check] = (
     Check(("mtu", "mtu-mismatch"), paths.check_mtu),
     Check(("peers",), paths.check_peers),
     Check(("route", "neighbour"), paths.check_routes),
+    Check(("path-mtu",), paths.check_path_mtu),
     Check(("subnet",), paths.check_subnets),
     Check(("firewall",), firewall.check_firewall),
     Check(("sport",), tagging.check_sport),
@@ -92,4 +93,18 @@ def diagnose(
             reason = f"the check broke off: {type(error).__name__}: {error}"
             found = [unknown(check.ids[0], "", reason, "please report this, with ring-bench doctor --json")]
         findings += [finding for finding in found if not only or finding.id in only]
+    answered = {finding.id for finding in findings}
+    findings += [
+        unknown(name, "", "there is nothing here for this check to look at", _nothing(machine))
+        for name in dict.fromkeys(only)
+        if name not in answered
+    ]
     return Report(platform.node(), findings)
+
+
+def _nothing(machine: Machine) -> str:
+    if not machine.devices:
+        return "an RDMA device: see --only devices"
+    return (
+        "hardware that has it (soft-RoCE has no QoS), or the option it needs: --peers, --probe, --gid-index, --interval"
+    )

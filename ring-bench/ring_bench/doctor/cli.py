@@ -17,6 +17,7 @@ from ring_bench.units import parse_size
 
 __all__ = ["add_arguments", "examine", "main", "show"]
 
+_LONGEST_WATCH_S = 3600.0
 _STYLES = {Severity.OK: "green", Severity.UNKNOWN: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 
 
@@ -41,16 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser, checks: Sequence[Check] = CHE
     add("--device", type=_split, default=[], metavar="NAME,..", help="RDMA or network devices (default: all)")
     add("--peers", type=_split, default=[], metavar="ADDR,..", help="the ring's hosts in rank order, this one included")
     add("--memory", type=_size, default=256 << 20, metavar="SIZE", help="a process will register (default 256M)")
-    add("--traffic-class", type=int, default=106, metavar="TC", help="DSCP << 2 | ECN (default 106)")
+    add("--traffic-class", type=_whole(0, 255), default=106, metavar="TC", help="DSCP << 2 | ECN (default 106)")
     add(
         "--gid-index",
-        type=int,
+        type=_whole(0, 0xFFFF),
         default=_index(os.environ.get("NCCL_IB_GID_INDEX")),
         metavar="N",
         help="index another program is told to use (default: $NCCL_IB_GID_INDEX)",
     )
-    add("--switch-mtu", type=int, metavar="BYTES", help="L3 MTU of the switch ports")
-    add("--interval", type=float, default=1.0, metavar="S", help="watch counters so long; 0: do not (default 1)")
+    add("--switch-mtu", type=_whole(576, 0xFFFF), metavar="BYTES", help="L3 MTU of the switch ports")
+    add("--interval", type=_seconds, default=1.0, metavar="S", help="watch counters so long; 0: do not (default 1)")
     add("--probe", action="store_true", help="send real messages over queue pairs made for it, and change their tag")
 
 
@@ -122,6 +123,25 @@ def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
     return parse
 
 
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"a whole number from {least} to {most}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST_WATCH_S:
+        raise argparse.ArgumentTypeError(f"seconds from 0 to {_LONGEST_WATCH_S:g}, not {text!r}")
+    return seconds
+
+
 def _size(text: str) -> int:
     try:
         return parse_size(text)
@@ -130,4 +150,4 @@ def _size(text: str) -> int:
 
 
 def _index(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isdecimal() else None

@@ -28,7 +28,7 @@ class Options:
     switch_mtu: int | None = None
     """L3 MTU of the switch ports, bytes."""
     interval_s: float = 1.0
-    """How long to watch counters; 0: only their totals."""
+    """How long to watch counters; 0: only their totals since the driver was loaded."""
     probe: bool = False
     """Exchange real messages over throw-away queue pairs."""
 

@@ -74,6 +74,35 @@ def test_the_ids_are_distinct_and_unknown_ones_are_refused(host: FakeHost, capsy
     assert "no check 'nonsense'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--traffic-class", "256"),
+        ("--traffic-class", "-1"),
+        ("--gid-index", "-1"),
+        ("--interval", "nan"),
+        ("--interval", "-1"),
+        ("--switch-mtu", "0"),
+    ],
+)
+def test_numbers_out_of_range_are_wrong_usage(
+    host: FakeHost, wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        run(host, *wrong)
+    assert left.value.code == 2
+    assert f"argument {wrong[0]}" in capsys.readouterr().err
+
+
+def test_a_check_that_has_nothing_to_look_at_says_so(soft: FakeHost) -> None:
+    assert "soft-RoCE" in soft.one("ecn-np", Severity.UNKNOWN).fix
+    assert "--probe" in soft.one("exchange", Severity.UNKNOWN).fix
+
+
+def test_without_a_device_its_checks_say_so(bare: FakeHost) -> None:
+    assert "--only devices" in bare.one("ecn-np", Severity.UNKNOWN).fix
+
+
 def test_ring_bench_doctor_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["doctor", "--only", "capabilities", "--json"])
@@ -129,7 +158,8 @@ def test_a_probe_that_dies_is_a_finding(host: FakeHost) -> None:
 
 
 def test_without_probe_nothing_is_sent(host: FakeHost) -> None:
-    assert host.report("exchange").findings == []
+    host.report()
+    assert not [command for command in host.asked if command.startswith(EXCHANGE)]
 
 
 def test_messages_really_pass_over_a_provider() -> None:
