@@ -14,7 +14,7 @@ import pytest
 from ring_bench.errors import FabricError, ProviderUnavailableError
 from ring_bench.verbs import ProviderOptions, open_provider
 from ring_bench.verbs.api import TRANSITION_ATTRIBUTES, QpAttributes, QpState
-from ring_bench.verbs.pyverbs_library import MASKS, explain_modify, load_pyverbs, refusals
+from ring_bench.verbs.pyverbs_library import MASKS, explain_modify, is_mlx5, load_pyverbs, refusals
 
 ATTRIBUTES = QpAttributes(
     dest_gid="::1",
@@ -83,6 +83,25 @@ def test_an_error_without_errno_keeps_its_own_words() -> None:
     with pytest.raises(FabricError, match="something odd") as caught, refusals(LIB, "here"):
         raise PyverbsRDMAError("something odd", -1000)
     assert caught.value.code == "EIO"
+
+
+def test_pyverbs_own_number_for_no_errno_is_not_taken_for_eperm() -> None:
+    with pytest.raises(FabricError, match="here: Failed to get devices list") as caught, refusals(LIB, "here"):
+        raise PyverbsRDMAError("Failed to get devices list", -1)
+    assert caught.value.code == "EIO"
+
+
+def test_negative_errnos_count_too() -> None:  # ibv_query_gid_table gives them
+    with pytest.raises(FabricError, match="here: Operation not supported") as caught, refusals(LIB, "here"):
+        raise PyverbsRDMAError("Failed to query gid tables", -errno.EOPNOTSUPP)
+    assert caught.value.code == errno.errorcode[errno.EOPNOTSUPP]
+
+
+@pytest.mark.parametrize(
+    ("driver", "is_one"), [("mlx5_core", True), ("mlx5_core.sf", True), ("rxe", False), ("mlx4_core", False)]
+)
+def test_functions_of_a_connectx_are_known_by_their_driver(driver: str, is_one: bool) -> None:
+    assert is_mlx5(driver) is is_one
 
 
 def test_without_pyverbs_the_provider_says_which_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,11 +83,18 @@ class PyverbsRDMAError(PyverbsError):
         self.error_code = error_code
 
 
+class PyverbsUserError(PyverbsError):
+    """One of how it was called; has no errno."""
+
+
 @dataclass
 class Adapter:
     """What the stand-in does and has been asked to do."""
 
     gids: list[str] = field(default_factory=lambda: ["fe80:0000:0000:0000:0077:00ff:fe00:0001", GID])
+    version_1: set[int] = field(default_factory=set)
+    """Indexes whose GID is of RoCE v1."""
+    port_up: bool = True
     max_msg_sz: int = 1 << 20
     cqe_granted: int = 0
     """0: what is asked for."""
@@ -99,6 +106,8 @@ class Adapter:
     completions: list[Any] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     qps: int = 0x10
+    unfreed: int = 0
+    """Pieces and copies of them that nobody closed: garbage collection frees none."""
 
     def check(self, call: str) -> None:
         """Fail if that is wished for."""
@@ -108,6 +117,54 @@ class Adapter:
 
 def library(adapter: Adapter) -> dict[str, dict[str, Any]]:
     """Make the stand-in: the contents of its modules."""
+
+    class Memory:
+        """What malloc gave to a piece or a request: pyverbs frees it in close and nowhere else."""
+
+        def __init__(self) -> None:
+            adapter.unfreed += 1
+
+        def close(self) -> None:
+            adapter.unfreed -= 1
+
+    class SGE(Memory):
+        def __init__(self, addr: int, length: int, lkey: int) -> None:
+            super().__init__()
+            self.addr, self.length, self.lkey = addr, length, lkey
+
+    class Request(Memory):
+        """A work request has a copy of its pieces, as they were."""
+
+        num_sge = 0
+
+        def __init__(self, wr_id: int = 0, num_sge: int = 0, sg: list[SGE] | None = None) -> None:
+            if num_sge < 1 or not sg:
+                raise PyverbsUserError("A WR needs at least one SGE")
+            super().__init__()
+            self.wr_id, self.num_sge = wr_id, num_sge
+            self.pieces = [(piece.addr, piece.length, piece.lkey) for piece in sg]
+
+    class RecvWR(Request):
+        pass
+
+    class SendWR(Request):
+        def __init__(self, *, opcode: int, imm_data: int, send_flags: int, **values: Any) -> None:
+            super().__init__(**values)
+            self.opcode, self.imm_data, self.send_flags = opcode, imm_data, send_flags
+
+        def set_wr_rdma(self, rkey: int, address: int) -> None:
+            self.remote = rkey, address
+
+    class QPInitAttr:
+        """``cap`` gives a copy."""
+
+        def __init__(self, *, cap: Any, **values: Any) -> None:
+            self.granted = vars(cap)
+            vars(self).update(values)
+
+        @property
+        def cap(self) -> Any:
+            return SimpleNamespace(**self.granted)
 
     class Closing:
         kind = ""
@@ -126,18 +183,20 @@ def library(adapter: Adapter) -> dict[str, dict[str, Any]]:
             return SimpleNamespace(phys_port_cnt=1, max_qp_wr=1024, max_cqe=1 << 15)
 
         def query_port(self, port: int) -> Any:
-            return SimpleNamespace(active_mtu=5, max_msg_sz=adapter.max_msg_sz, gid_tbl_len=8, state=4)
+            adapter.check("query port")
+            state = ENUMS["IBV_PORT_ACTIVE"] if adapter.port_up else 1
+            return SimpleNamespace(active_mtu=5, max_msg_sz=adapter.max_msg_sz, gid_tbl_len=8, state=state)
 
-        def query_gid(self, port: int, index: int) -> Any:
+        def query_gid_ex(self, port: int, index: int) -> Any:
             if index >= len(adapter.gids):
-                raise PyverbsRDMAError("Failed to query gid", errno.ENODATA)
-            return SimpleNamespace(gid=adapter.gids[index])
+                raise PyverbsRDMAError("Failed to query gid table", errno.ENODATA)
+            kind = ENUMS["IBV_GID_TYPE_ROCE_V1" if index in adapter.version_1 else "IBV_GID_TYPE_ROCE_V2"]
+            gid = adapter.gids[index]
+            return SimpleNamespace(port_num=port, gid_index=index, gid_type=kind, ndev_ifindex=1, gid_str=lambda: gid)
 
         def query_gid_table(self, entries: int) -> list[Any]:
-            return [
-                SimpleNamespace(port_num=1, gid_index=i, gid_type=2, ndev_ifindex=1, gid_str=lambda gid=gid: gid)
-                for i, gid in enumerate(adapter.gids)
-            ]
+            adapter.check("query gid table")
+            return [self.query_gid_ex(1, index) for index in range(len(adapter.gids))]
 
     class PD(Closing):
         kind = "domain"
@@ -170,7 +229,7 @@ def library(adapter: Adapter) -> dict[str, dict[str, Any]]:
             adapter.check("create")
             adapter.qps += 1
             self.qp_num = adapter.qps
-            attr.cap.max_send_wr = min(attr.cap.max_send_wr, adapter.send_granted)
+            attr.granted["max_send_wr"] = min(attr.cap.max_send_wr, adapter.send_granted)
 
         def modify(self, attr: Any, mask: int) -> None:
             adapter.check("modify")
@@ -178,15 +237,11 @@ def library(adapter: Adapter) -> dict[str, dict[str, Any]]:
 
         def post_send(self, request: Any) -> None:
             adapter.check("post")
-            adapter.posted.append(request)
+            adapter.posted.append(SimpleNamespace(**vars(request)))
 
         def post_recv(self, request: Any) -> None:
             adapter.check("post")
-            adapter.posted.append(request)
-
-    class SendWR(SimpleNamespace):
-        def set_wr_rdma(self, rkey: int, address: int) -> None:
-            self.remote = rkey, address
+            adapter.posted.append(SimpleNamespace(**vars(request)))
 
     plain = SimpleNamespace
     return {
@@ -198,8 +253,8 @@ def library(adapter: Adapter) -> dict[str, dict[str, Any]]:
         ".mr": {"MR": MR},
         ".pd": {"PD": PD},
         ".pyverbs_error": {"PyverbsError": PyverbsError},
-        ".qp": {"QP": QP, "QPAttr": plain, "QPCap": plain, "QPInitAttr": plain},
-        ".wr": {"SGE": lambda *values: values, "RecvWR": plain, "SendWR": SendWR},
+        ".qp": {"QP": QP, "QPAttr": plain, "QPCap": plain, "QPInitAttr": QPInitAttr},
+        ".wr": {"SGE": SGE, "RecvWR": RecvWR, "SendWR": SendWR},
     }
 
 
@@ -367,10 +422,23 @@ def test_a_post_is_handed_over_field_by_field(provider: PyverbsProvider, adapter
     qp.post_send(6, Opcode.SEND_WITH_IMM, region, 0, 0, imm=1)
     long, empty = adapter.posted
     assert (long.wr_id, long.opcode, long.send_flags) == (5, ENUMS["IBV_WR_RDMA_WRITE_WITH_IMM"], 0)
-    assert (long.num_sge, long.sg, long.remote) == (1, [(region.address + 100, 64, 7)], (9, 4096))
+    assert (long.num_sge, long.pieces, long.remote) == (1, [(region.address + 100, 64, 7)], (9, 4096))
     assert long.imm_data == socket.htonl(0x01020304)
     assert (empty.num_sge, empty.send_flags) == (0, ENUMS["IBV_SEND_SIGNALED"])
     assert not hasattr(empty, "remote")
+
+
+def test_posting_leaves_no_memory_behind(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """Nothing but close frees what pyverbs allocates for a request, not even its end; nor if a post is refused."""
+    qp, region = pair(provider, sends=8, receives=4)
+    before = adapter.unfreed
+    for _ in range(4):
+        write(qp, region)
+        qp.post_recv(1)
+    adapter.fails["post"] = errno.EINVAL
+    with pytest.raises(FabricError, match="post_send on QP 0x11 of rxe0: Invalid argument"):
+        write(qp, region)
+    assert adapter.unfreed == before
 
 
 def test_connecting_sets_path_and_values_at_their_transitions(provider: PyverbsProvider, adapter: Adapter) -> None:
@@ -413,6 +481,35 @@ def test_mlx5_has_its_own_mechanism_and_time_out(adapter: Adapter, monkeypatch: 
     provider.close()
 
 
+def test_a_scalable_function_of_a_connectx_is_one_too(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver is named mlx5_core.sf; SQD, which mlx5 cannot enter, is not tried on it."""
+    install(adapter, monkeypatch, driver="mlx5_core.sf")
+    provider = PyverbsProvider()
+    qp, _ = pair(provider)
+    assert provider.retag_mechanism == "mlx5dv_modify_qp_udp_sport in RTS"
+    adapter.modified.clear()
+    with pytest.raises(FabricError, match="no mlx5 part"):
+        qp.modify_udp_sport(0xC005)
+    assert adapter.modified == []
+    provider.close()
+
+
+def test_a_connectx_holds_a_quarter_of_the_sends_it_names(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts blocks of 64 bytes, and its library takes four for a send of an RC QP."""
+    install(adapter, monkeypatch, driver="mlx5_core")
+    provider = PyverbsProvider()
+    assert provider.open_device("rxe0").attributes.max_qp_wr == 256
+    provider.close()
+
+
+def test_a_queue_deeper_than_the_device_allows_names_the_options(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """EINVAL is all that the library says."""
+    context = provider.open_device("rxe0")
+    adapter.fails["create"] = errno.EINVAL
+    with pytest.raises(FabricError, match=r"a QP of 9 sends and 1 receives.*EINVAL.*a larger --segment"):
+        context.create_qp(context.create_cq(16), 9, 1)
+
+
 def test_a_refused_modify_leaves_the_state_as_it_was(provider: PyverbsProvider, adapter: Adapter) -> None:
     """So the next message names the right one."""
     context = provider.open_device("rxe0")
@@ -436,6 +533,26 @@ def test_a_gid_that_moved_is_found_at_its_new_index(provider: PyverbsProvider, a
     qp.modify(QpState.RESET)
     connect(qp, PEER)
     assert adapter.modified[-2][0].ah_attr.gr.sgid_index == 2
+
+
+def test_a_gid_of_roce_v1_at_the_old_index_is_not_taken(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """mlx5 lists each address for both versions, next to each other; v1 packets have no source port."""
+    qp, _ = pair(provider)
+    adapter.gids.append(GID)
+    adapter.version_1 = {1}
+    qp.modify(QpState.RESET)
+    connect(qp, PEER)
+    assert adapter.modified[-2][0].ah_attr.gr.sgid_index == 2
+
+
+def test_a_device_gone_at_a_reconnection_is_an_error_of_ours(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """With what was done and the errno."""
+    qp, _ = pair(provider)
+    adapter.gids.clear()
+    adapter.fails["query gid table"] = errno.EIO
+    qp.modify(QpState.RESET)
+    with pytest.raises(FabricError, match="reading the GIDs of rxe0: Input/output error"):
+        connect(qp, PEER)
 
 
 def test_a_gid_that_is_gone_ends_the_run_with_its_address(provider: PyverbsProvider, adapter: Adapter) -> None:
@@ -465,6 +582,13 @@ def test_a_device_that_may_not_be_opened_says_what_it_takes(provider: PyverbsPro
     adapter.fails["open"] = errno.EACCES
     with pytest.raises(ProviderUnavailableError, match=r"rxe0 cannot be opened .*PrivateDevices=no"):
         provider.open_device("rxe0")
+
+
+def test_a_device_that_does_not_answer_says_so(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """And does not keep others from being used: it is among the problems, not the end."""
+    adapter.fails["query port"] = errno.EIO
+    with pytest.raises(ProviderUnavailableError, match=r"rxe0 does not answer .*dmesg"):
+        provider.open_device("10.77.0.1")
 
 
 def test_memory_that_may_not_be_locked_names_the_limits(
@@ -517,6 +641,14 @@ def test_completions_are_named_and_the_immediate_is_in_host_order(provider: Pyve
     ]
 
 
+def test_the_completion_of_a_send_has_no_immediate(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """mlx5 flags it for writes and sends with immediate too, and leaves the field undefined."""
+    qp, region = pair(provider)
+    write(qp, region)
+    adapter.completions = [completion(qp, wc_flags=ENUMS["IBV_WC_WITH_IMM"], imm_data=0xDEADBEEF)]
+    assert [each.imm for each in provider.wait(None)] == [None]
+
+
 def test_a_wait_ends_at_its_time_out_with_nothing(provider: PyverbsProvider) -> None:
     """0 polls once; a completion that is there comes all the same."""
     pair(provider)
@@ -555,13 +687,34 @@ def test_another_thread_can_break_off_a_wait(adapter: Adapter) -> None:
     provider.close()
 
 
-def test_a_queue_that_cannot_be_polled_is_an_error_with_its_errno(provider: PyverbsProvider, adapter: Adapter) -> None:
-    """Not an endless wait."""
+def test_patience_that_ends_on_a_port_that_is_down_says_that(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """Instead of what else it might be."""
     pair(provider)
-    adapter.fails["poll"] = errno.ENXIO
-    with pytest.raises(FabricError, match="polling completion queue 0: No such device") as caught:
+    adapter.port_up = False
+    with pytest.raises(NoProgressError, match=r"for 0\.05 s: port 1 of rxe0 is down \("):
         provider.wait(None)
-    assert caught.value.code == "ENXIO"
+
+
+def test_a_wait_ends_when_the_device_is_gone(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reset or removal nothing completes, not even with an error; patience need not end first."""
+    monkeypatch.setattr(pyverbs_, "_LOOK_NS", 1_000_000)
+    provider = PyverbsProvider()
+    pair(provider)
+    assert provider.wait(5_000_000) == []
+    adapter.fails["query port"] = errno.EIO
+    with pytest.raises(FabricError, match="rxe0 does not answer any more, it was reset or removed") as caught:
+        provider.wait(None)
+    assert caught.value.code == "EIO"
+    provider.close()
+
+
+def test_a_queue_that_cannot_be_polled_is_an_error(provider: PyverbsProvider, adapter: Adapter) -> None:
+    """Not an endless wait. What the library gives then is a negative number of its own, no errno."""
+    pair(provider)
+    adapter.fails["poll"] = 2
+    with pytest.raises(FabricError, match="completion queue 0 has an unreadable entry: Failed to poll") as caught:
+        provider.wait(None)
+    assert caught.value.code == "EIO"
 
 
 # -- the end

@@ -46,7 +46,8 @@ def mlx5dv(monkeypatch: pytest.MonkeyPatch) -> type[Mlx5QP]:
 
 def queue_pair(state: QpState) -> _QueuePair:
     """A QP of a ConnectX."""
-    lib = SimpleNamespace(PyverbsError=PyverbsRDMAError)
+    nothing = SimpleNamespace
+    lib = SimpleNamespace(PyverbsError=PyverbsRDMAError, SGE=lambda *_: nothing(), RecvWR=nothing)
     context: Any = SimpleNamespace(lib=lib, driver="mlx5_core", attributes=SimpleNamespace(name="mlx5_0"))
     pair = _QueuePair(context, SimpleNamespace(qp_num=0x123), (4, 4))
     pair._state = state
@@ -73,7 +74,25 @@ def test_in_rts_not_supported_means_the_firmware(mlx5dv: type[Mlx5QP]) -> None:
     mlx5dv.fails_with = errno.EOPNOTSUPP
     with pytest.raises(FabricError, match="firmware cannot") as caught:
         queue_pair(QpState.RTS).modify_udp_sport(0xC123)
+    assert "DEVX" in str(caught.value), "the library asks the firmware by DEVX, which a VF may not have"
     assert caught.value.code == errno.errorcode[errno.EOPNOTSUPP]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EINVAL, "the QP has left RTS after an error"),
+        (errno.EREMOTEIO, "the QP has left RTS after an error"),  # kernels that pass on the firmware's status
+        (errno.EIO, "reset or removed"),
+    ],
+)
+def test_other_refusals_are_not_put_down_to_missing_support(mlx5dv: type[Mlx5QP], number: int, words: str) -> None:
+    """The library knows only the state last asked for; firmware knows the real one."""
+    mlx5dv.fails_with = number
+    with pytest.raises(FabricError, match=words) as caught:
+        queue_pair(QpState.RTS).modify_udp_sport(0xC123)
+    assert "rts2rts_qp_udp_sport" not in str(caught.value)
+    assert caught.value.code == errno.errorcode[number]
 
 
 def test_a_pyverbs_without_its_mlx5_part_is_named(mlx5dv: type[Mlx5QP], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,11 @@ do about it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
-import resource
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -41,11 +38,15 @@ from ring_bench.verbs.api import (
 )
 from ring_bench.verbs.pyverbs_library import (
     MASKS,
+    explain_limits,
     explain_modify,
+    explain_sport,
     gid_table,
+    is_mlx5,
+    load_mlx5,
     load_pyverbs,
-    open_devices,
-    refusal,
+    raise_memlock,
+    read_devices,
     refusals,
 )
 
@@ -58,10 +59,14 @@ _PAUSE_SHARE = 1 / 16
 """Then it sleeps between polls, for this share of the time waited so far ..."""
 _MAX_PAUSE_S = 2e-3
 """... and no longer than this."""
+_LOOK_NS = 1_000_000_000
+"""A wait this long, and every so often from then on, asks the devices whether they are still there."""
+_MLX5_BLOCKS_PER_SEND = 4
+"""ConnectX counts ``max_qp_wr`` in blocks of 64 bytes; its library reserves four for each send of an RC QP, as it
+might be the binding of a memory window."""
 _HOP_LIMIT = 64
 _RXE_TIMEOUT = 18
 """Least local ACK time-out on soft-RoCE, 1.1 s: it shares the CPU with what it serves and answers late, not never."""
-_MEGABYTE = 1 << 20
 
 
 class _Queue:
@@ -96,6 +101,9 @@ class _QueuePair:
         self._unsignaled = 0
         self._sending = 0
         self._receiving = 0
+        self._piece = self._lib.SGE(0, 0, 0)
+        self._receive = self._lib.RecvWR(num_sge=1, sg=[self._piece])  # has to have a piece, until it is made
+        self._receive.num_sge = 0
         self.qp_num: int = qp.qp_num
 
     def modify(self, state: QpState, attributes: QpAttributes | None = None) -> None:
@@ -118,8 +126,9 @@ class _QueuePair:
             )
         if not SPORT_BASE <= sport <= 0xFFFF:  # the library does not check
             raise FabricError("EINVAL", f"source port {sport} is outside 49152-65535, where RoCEv2 tags live")
-        if self._context.driver == "mlx5_core":
-            self._modify_on_mlx5(sport)
+        if is_mlx5(self._context.driver):  # it has no way into SQD
+            with refusals(self._lib, f"mlx5dv_modify_qp_udp_sport on {self._name}", explain_sport):
+                load_mlx5().modify_udp_sport(self._qp, sport)
         else:
             assert self._attributes is not None
             self._modify(QpState.SQD)
@@ -129,10 +138,9 @@ class _QueuePair:
     def post_recv(self, wr_id: int) -> None:
         if self._receiving >= self._max_recv_wr:
             raise FabricError("ENOMEM", f"the receive queue of {self._name} is full ({self._max_recv_wr})")
-        request = self._lib.RecvWR(wr_id=wr_id, num_sge=1, sg=[self._context.nothing])
-        request.num_sge = 0
+        self._receive.wr_id = wr_id
         with refusals(self._lib, f"post_recv on {self._name}"):
-            self._qp.post_recv(request)
+            self._qp.post_recv(self._receive)
         self._receiving += 1
 
     def post_send(
@@ -155,13 +163,14 @@ class _QueuePair:
             raise FabricError(
                 "EMSGSIZE", f"{length} bytes are more than a message of {self._name} may have: smaller --segment"
             )
-        lib = self._lib
+        lib, piece = self._lib, self._piece
+        piece.addr, piece.length, piece.lkey = region.address + offset, length, region.lkey
         request = lib.SendWR(
             wr_id=wr_id,
             opcode=lib.posted[opcode],
             num_sge=1,
             imm_data=0 if imm is None else socket.htonl(imm),
-            sg=[lib.SGE(region.address + offset, length, region.lkey)],
+            sg=[piece],
             send_flags=lib.enums.IBV_SEND_SIGNALED if signaled else 0,
         )
         if length == 0:
@@ -169,7 +178,10 @@ class _QueuePair:
         if opcode in (Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM):
             request.set_wr_rdma(rkey, remote_address)
         with refusals(lib, f"post_send on {self._name}"):
-            self._qp.post_send(request)
+            try:
+                self._qp.post_send(request)
+            finally:
+                request.close()  # pyverbs frees a request's copy of its pieces only here: its finalizer is misspelt
         self._sending += 1
         self._unsignaled += 1
         if signaled:
@@ -227,25 +239,6 @@ class _QueuePair:
         if self._context.driver == "rxe":
             attr.timeout = max(known.timeout, _RXE_TIMEOUT)
 
-    def _modify_on_mlx5(self, sport: int) -> None:
-        try:
-            from pyverbs.providers.mlx5.mlx5dv import Mlx5QP
-        except ImportError as error:
-            raise FabricError(
-                "EOPNOTSUPP",
-                f"this pyverbs has no mlx5 part ({error}): install the distribution's python3-pyverbs and "
-                "ibverbs-providers, or use --tagging per-step or static",
-            ) from error
-
-        def explain(number: int) -> str:
-            # Driver and state are known to be right, so this errno has only one cause left.
-            if number == errno.EOPNOTSUPP:
-                return ": its firmware cannot (rts2rts_qp_udp_sport): update it, or use --tagging per-step or static"
-            return ""
-
-        with refusals(self._lib, f"mlx5dv_modify_qp_udp_sport on {self._name}", explain):
-            Mlx5QP.modify_udp_sport(self._qp, sport)
-
 
 class _Context:
     """An open device and its protection domain."""
@@ -258,6 +251,9 @@ class _Context:
         self._context = context
         self._pd = pd
         device, port = context.query_device(), context.query_port(gid.port)
+        if is_mlx5(driver):
+            with contextlib.suppress(FabricError):  # who changes a source port is told
+                load_mlx5()  # now, and not in the midst of the first change
         self.attributes = DeviceAttributes(
             name=gid.device,
             address=str(gid.address),
@@ -265,13 +261,12 @@ class _Context:
             active_mtu=128 << port.active_mtu,
             max_msg_sz=port.max_msg_sz,
             rate_gbps=rate_gbps(gid.device, gid.port),
-            max_qp_wr=device.max_qp_wr,
+            max_qp_wr=device.max_qp_wr // (_MLX5_BLOCKS_PER_SEND if is_mlx5(driver) else 1),
             max_cqe=device.max_cqe,
         )
-        self.nothing = self.lib.SGE(0, 0, 0)
 
     def create_cq(self, entries: int) -> _Queue:
-        with self._limited(f"a completion queue of {entries} entries"):
+        with self._making(f"a completion queue of {entries} entries"):
             cq = self._provider.keep(self.lib.CQ(self._context, entries))
         return self._provider.add_queue(cq)
 
@@ -281,7 +276,7 @@ class _Context:
         buffer: Array = np.frombuffer(memory, dtype=np.uint8)
         enums = self.lib.enums
         access = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
-        with self._limited(f"a memory region of {size / _MEGABYTE:.1f} MiB"):
+        with self._making(f"a memory region of {size / 2**20:.1f} MiB"):
             mr = self._provider.keep(self.lib.MR(self._pd, size, access, address=buffer.ctypes.data))
         return _Region(buffer[:length], mr)
 
@@ -296,7 +291,7 @@ class _Context:
                 f"the completion queue has {queue.free} entries left, a QP of {max_send_wr} sends and "
                 f"{max_recv_wr} receives could overrun it",
             )
-        with self._limited(f"a QP of {max_send_wr} sends and {max_recv_wr} receives"):
+        with self._making(f"a QP of {max_send_wr} sends and {max_recv_wr} receives"):
             qp = self._provider.keep(lib.QP(self._pd, attr))
         granted = attr.cap
         if granted.max_send_wr < max_send_wr or granted.max_recv_wr < max_recv_wr:
@@ -330,9 +325,12 @@ class _Context:
         """
         gid = self.gid
         with contextlib.suppress(self.lib.PyverbsError):
-            if self._context.query_gid(gid.port, gid.index).gid == gid.gid:
+            entry = self._context.query_gid_ex(gid.port, gid.index)
+            if (entry.gid_str(), entry.gid_type) == (gid.gid, self.lib.enums.IBV_GID_TYPE_ROCE_V2):
                 return
-        for other in gid_table(self.lib, self._context, gid.device):
+        with refusals(self.lib, f"reading the GIDs of {gid.device}"):
+            table = gid_table(self.lib, self._context, gid.device)
+        for other in table:
             if (other.port, other.gid, other.kind) == (gid.port, gid.gid, gid.kind):
                 self.gid = other
                 return
@@ -340,20 +338,19 @@ class _Context:
             "ENODEV", f"{gid.device} lost its address {gid.address} (a link flap or an address change): repeat the run"
         )
 
-    @contextlib.contextmanager
-    def _limited(self, what: str) -> Iterator[None]:
-        def explain(number: int) -> str:
-            soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-            if number != errno.ENOMEM or soft == resource.RLIM_INFINITY:
-                return ""
-            return (
-                f": this process may lock {soft / _MEGABYTE:.1f} MiB (hard limit {hard / _MEGABYTE:.1f} MiB); "
-                "raise it: systemd LimitMEMLOCK=infinity, limits.conf memlock and a new login, "
-                "docker --ulimit memlock=-1"
-            )
+    def _making(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return refusals(self.lib, f"{self.attributes.name} refused {what}", explain_limits)
 
-        with refusals(self.lib, f"{self.attributes.name} refused {what}", explain):
-            yield
+    def trouble(self) -> str:
+        """Say what is wrong with the port; empty when it is up.
+
+        Raises:
+            FabricError: The device is gone. It never completes anything again, not even with an error.
+        """
+        name, port = self.gid.device, self.gid.port
+        with refusals(self.lib, f"{name} does not answer any more, it was reset or removed (see dmesg)"):
+            state = self._context.query_port(port).state
+        return "" if state == self.lib.enums.IBV_PORT_ACTIVE else f"port {port} of {name} is down"
 
 
 class PyverbsProvider:
@@ -380,7 +377,8 @@ class PyverbsProvider:
         self._stack = contextlib.ExitStack()  # closes in reverse: QPs, CQs, regions, domains, devices
         self._interrupted = False
         self._software = False
-        _raise_memlock()
+        self._contexts: list[_Context] = []
+        raise_memlock()
 
     def open_device(self, host: str | int) -> _Context:
         """Open the device that stands for a host (`rdma_sysfs.choose_gid` says which).
@@ -388,21 +386,17 @@ class PyverbsProvider:
         Raises:
             ProviderUnavailableError: There is none, or it has no usable GID, or it cannot be opened.
         """
-        with contextlib.ExitStack() as others:
-            contexts, problems = open_devices(self.lib, others)
-
-            def gids_of(name: str) -> list[Gid]:
-                return gid_table(self.lib, contexts[name], name)
-
-            gid = choose_gid(host, list(contexts), gids_of, problems, [name for _, name in socket.if_nameindex()])
-        context = self.keep(self.lib.Context(name=gid.device))
+        tables, problems = read_devices(self.lib)
+        netdevs = [name for _, name in socket.if_nameindex()]
+        gid = choose_gid(host, list(tables), tables.__getitem__, problems, netdevs)
         driver = driver_of(gid.device)
-        with refusals(self.lib, f"a protection domain on {gid.device}"):
+        with refusals(self.lib, f"opening {gid.device}"):
+            context = self.keep(self.lib.Context(name=gid.device))
             opened = _Context(self, context, self.keep(self.lib.PD(context)), gid, driver)
+        self._contexts.append(opened)
         self._software |= driver == "rxe"
-        on_mlx5 = driver == "mlx5_core"
         self.retag_mechanism = (
-            "mlx5dv_modify_qp_udp_sport in RTS" if on_mlx5 else "flow label in SQD (RTS -> SQD -> RTS)"
+            "mlx5dv_modify_qp_udp_sport in RTS" if is_mlx5(driver) else "flow label in SQD (RTS -> SQD -> RTS)"
         )
         attributes = opened.attributes
         self.fabric["description"]["devices"].append(
@@ -429,10 +423,12 @@ class PyverbsProvider:
 
         Raises:
             NoProgressError: Nothing completed within the patience given.
+            FabricError: A device is gone, or a queue cannot be read.
             FabricGoneError: `interrupt` was called, or the provider is closed.
         """
         begin = time.monotonic_ns()
         spin_ns = _SPIN_NS[self._software]
+        look_ns = _LOOK_NS
         while True:
             if self._interrupted:
                 raise FabricGoneError("the wait for completions was broken off")
@@ -443,10 +439,15 @@ class PyverbsProvider:
             if timeout_ns is not None and waited >= timeout_ns:
                 return []
             if self._patience_s is not None and waited > self._patience_s * 1e9:
-                raise NoProgressError(
-                    f"no completion for {self._patience_s:g} s: a rank hangs, or packets do not arrive (is UDP port "
-                    "4791 open, the MTU right?) (--timeout 0 waits for ever)"
+                likely = ", ".join(self._troubles()) or (
+                    "a rank hangs, or packets do not arrive (is UDP port 4791 open, the MTU right?)"
                 )
+                raise NoProgressError(
+                    f"no completion for {self._patience_s:g} s: {likely} (--timeout 0 waits for ever)"
+                )
+            if waited >= look_ns:
+                self._troubles()  # a device that is gone ends the wait; a port that is down may come back
+                look_ns = waited + _LOOK_NS
             if waited < spin_ns:
                 os.sched_yield()
             else:
@@ -482,14 +483,17 @@ class PyverbsProvider:
         self.queues[queue.handle] = queue
         return queue
 
+    def _troubles(self) -> list[str]:
+        return [trouble for context in self._contexts if (trouble := context.trouble())]
+
     def _poll(self) -> list[Completion]:
         lib = self.lib
         completions: list[Completion] = []
         for queue in self.queues.values():
             try:
                 count, entries = queue.cq.poll(_POLL_BATCH)
-            except lib.PyverbsError as error:
-                raise refusal(error, f"polling completion queue {queue.handle}") from error
+            except lib.PyverbsError as error:  # its number is no errno
+                raise FabricError("EIO", f"completion queue {queue.handle} has an unreadable entry: {error}") from error
             if not count:
                 continue
             now_ns = time.monotonic_ns()
@@ -498,7 +502,8 @@ class PyverbsProvider:
                 receive = bool(entry.opcode & lib.enums.IBV_WC_RECV)
                 if status == SUCCESS:
                     queue.qps[entry.qp_num].completed(receive=receive)
-                has_imm = status == SUCCESS and entry.wc_flags & lib.enums.IBV_WC_WITH_IMM
+                # mlx5 says "with immediate" of sends as well, and leaves the field as it was.
+                has_imm = status == SUCCESS and receive and entry.wc_flags & lib.enums.IBV_WC_WITH_IMM
                 completions.append(
                     Completion(
                         queue.handle,
@@ -512,9 +517,3 @@ class PyverbsProvider:
                     )
                 )
         return completions
-
-
-def _raise_memlock() -> None:
-    """Raise the soft limit of locked memory to the hard one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))

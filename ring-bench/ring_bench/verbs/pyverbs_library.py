@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,19 @@ from ring_bench.errors import FabricError, ProviderUnavailableError
 from ring_bench.rdma_sysfs import Gid, device_names
 from ring_bench.verbs.api import TRANSITION_ATTRIBUTES, Opcode, QpAttributes, QpState
 
-__all__ = ["MASKS", "explain_modify", "gid_table", "load_pyverbs", "open_devices", "refusal", "refusals"]
+__all__ = [
+    "MASKS",
+    "explain_limits",
+    "explain_modify",
+    "explain_sport",
+    "gid_table",
+    "is_mlx5",
+    "load_mlx5",
+    "load_pyverbs",
+    "raise_memlock",
+    "read_devices",
+    "refusals",
+]
 
 MASKS: dict[tuple[QpState, QpState], tuple[str, ...]] = {
     (QpState.RESET, QpState.INIT): ("PKEY_INDEX", "PORT", "ACCESS_FLAGS"),
@@ -32,6 +45,9 @@ MASKS: dict[tuple[QpState, QpState], tuple[str, ...]] = {
 }
 """Attributes (``ibv_qp_attr_mask``) of each transition of an RC QP, besides STATE. Any state may go to RESET or ERR.
 A device refuses an attribute at any other transition (IB spec 11.2.5.2)."""
+
+_NO_ERRNO = -1
+"""``error_code`` of pyverbs' errors that have none."""
 
 _MODIFY_CAUSES = {
     (QpState.RTR, errno.ETIMEDOUT): "the kernel found no MAC address of the peer: is there a route and a neighbour "
@@ -50,6 +66,15 @@ _MODIFY_CAUSES = {
         QpState.SQD,
         errno.EINVAL,
     ): "the device cannot drain a send queue and change its flow label: use --tagging per-step or static",
+}
+
+_SPORT_CAUSES = {
+    # Driver and state are known to be right, so of the library's own reasons one is left: the capability is not there.
+    errno.EOPNOTSUPP: "the firmware cannot (rts2rts_qp_udp_sport), or kernel and function (a VF) give user space no "
+    "DEVX: update the firmware, or use --tagging per-step or static",
+    errno.EINVAL: "the firmware refuses the command: the QP has left RTS after an error",
+    errno.EREMOTEIO: "the firmware refuses the command: the QP has left RTS after an error",
+    errno.EIO: "the device was reset or removed",
 }
 
 
@@ -116,6 +141,52 @@ def load_pyverbs() -> Any:
     )
 
 
+def is_mlx5(driver: str) -> bool:
+    """Say whether a kernel driver is that of ConnectX: "mlx5_core", and "mlx5_core.sf" for a scalable function."""
+    return driver.partition(".")[0] == "mlx5_core"
+
+
+def load_mlx5() -> Any:
+    """Import what pyverbs has for mlx5 only and give its ``Mlx5QP``.
+
+    Raises:
+        FabricError: This pyverbs was built without it.
+    """
+    try:
+        from pyverbs.providers.mlx5.mlx5dv import Mlx5QP
+    except ImportError as error:
+        raise FabricError(
+            "EOPNOTSUPP",
+            f"this pyverbs has no mlx5 part ({error}): install the distribution's python3-pyverbs and "
+            "ibverbs-providers, or use --tagging per-step or static",
+        ) from error
+    return Mlx5QP
+
+
+def explain_sport(number: int) -> str:
+    """Say what mlx5's refusal of a new source port means, for a QP of it that was taken to RTS."""
+    return f": {_SPORT_CAUSES[number]}" if number in _SPORT_CAUSES else ""
+
+
+def raise_memlock() -> None:
+    """Raise the soft limit of locked memory to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+
+
+def explain_limits(number: int) -> str:
+    """Say which limit it can be when a device refuses to make a queue or a memory region."""
+    if number == errno.EINVAL:
+        return ": more than the device has; smaller sizes, a larger --segment, fewer --rings or --slots"
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if number != errno.ENOMEM or soft == resource.RLIM_INFINITY:
+        return ""
+    return (
+        f": this process may lock {soft / 2**20:.1f} MiB (hard limit {hard / 2**20:.1f} MiB); raise it: systemd "
+        "LimitMEMLOCK=infinity, limits.conf memlock and a new login, docker --ulimit memlock=-1"
+    )
+
+
 def explain_modify(state: QpState, number: int, attributes: QpAttributes | None) -> str:
     """Say what a device's refusal of a state change means; for the ends of error messages.
 
@@ -145,28 +216,25 @@ def refusals(lib: Any, what: str, explain: Callable[[int], str] | None = None) -
     try:
         yield
     except lib.PyverbsError as error:
-        raise refusal(error, what, explain) from error
+        given = getattr(error, "error_code", None) or 0
+        number = 0 if given == _NO_ERRNO else abs(given)
+        code = errno.errorcode.get(number, "EIO")
+        reason = os.strerror(number) if number in errno.errorcode else str(error)
+        told = explain(number) if explain is not None else ""
+        raise FabricError(code, f"{what}: {reason} [{code}]{told}") from error
 
 
-def refusal(error: Exception, what: str, explain: Callable[[int], str] | None = None) -> FabricError:
-    """Give our error for one of pyverbs (see `refusals`)."""
-    number = abs(getattr(error, "error_code", None) or 0)
-    code = errno.errorcode.get(number, "EIO")
-    reason = os.strerror(number) if number in errno.errorcode else str(error)
-    return FabricError(code, f"{what}: {reason} [{code}]{explain(number) if explain is not None else ''}")
-
-
-def open_devices(lib: Any, stack: contextlib.ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
-    """Open every device for as long as the stack lives.
+def read_devices(lib: Any) -> tuple[dict[str, list[Gid]], dict[str, str]]:
+    """Open every device for a moment and read its GIDs.
 
     Returns:
-        Contexts by device name, and why there is none of the other devices.
+        GID tables by device name, and why there is none of the other devices.
     """
     try:
         known = [entry.name.decode() for entry in lib.get_device_list()]
     except lib.PyverbsError:  # raised where there is no device at all
         known = []
-    contexts: dict[str, Any] = {}
+    tables: dict[str, list[Gid]] = {}
     problems: dict[str, str] = {}
     for name in device_names():
         if name not in known:
@@ -176,15 +244,21 @@ def open_devices(lib: Any, stack: contextlib.ExitStack) -> tuple[dict[str, Any],
             )
             continue
         try:
-            contexts[name] = lib.Context(name=name)
+            context = lib.Context(name=name)
         except lib.PyverbsError as error:
             problems[name] = (
                 f"cannot be opened ({error}): this process needs read and write permission on its "
                 "/dev/infiniband/uverbs* (container: --device /dev/infiniband; systemd: PrivateDevices=no)"
             )
-        else:
-            stack.callback(contexts[name].close)
-    return contexts, problems
+            continue
+        try:
+            tables[name] = gid_table(lib, context, name)
+        except lib.PyverbsError as error:
+            problems[name] = f"does not answer ({error}): it may need a reset, see dmesg"
+        finally:
+            with contextlib.suppress(lib.PyverbsError):
+                context.close()
+    return tables, problems
 
 
 def gid_table(lib: Any, context: Any, device: str) -> list[Gid]:
