@@ -103,8 +103,7 @@ def diagnose(
 
 
 def _nothing(machine: Machine) -> str:
+    """Say what a check that had nothing to look at needs."""
     if not machine.devices:
         return "an RDMA device: see --only devices"
-    return (
-        "hardware that has it (soft-RoCE has no QoS), or the option it needs: --peers, --probe, --gid-index, --interval"
-    )
+    return "it needs NIC hardware (soft-RoCE has no QoS), a ring with this machine (--peers), or --probe, --gid-index"

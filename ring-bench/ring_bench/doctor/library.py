@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.util
 import json
 import platform
@@ -46,6 +47,7 @@ def describe() -> dict[str, Any]:
         "abi_wanted": [],
         "error": None,
         "libibverbs": None,
+        "mlx5": False,
         "devices": {},
     }
     spec = importlib.util.find_spec("pyverbs")
@@ -65,6 +67,8 @@ def describe() -> dict[str, Any]:
         found["libibverbs"] = _libibverbs()
         return found
     found["libibverbs"] = _libibverbs()
+    with contextlib.suppress(ImportError):
+        found["mlx5"] = importlib.import_module("pyverbs.providers.mlx5.mlx5dv") is not None
     try:
         names = [entry.name.decode() for entry in lib.get_device_list()]
     except lib.PyverbsError:  # raised where there is no device at all

@@ -58,6 +58,9 @@ def check_peers(on: Examination) -> Iterator[Finding]:
     """Do the peers' names mean one RoCE address each, and is one of them this machine?"""
     peers = on.options.peers
     if not peers:
+        if on.ports:
+            evidence = "no ring is given: routes, neighbours and the path MTU were not looked at"
+            yield unknown("peers", "", evidence, "--peers with the addresses of the ring's hosts in rank order")
         return
     seen: dict[Address, str] = {}
     for peer in peers:

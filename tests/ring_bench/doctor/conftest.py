@@ -224,6 +224,7 @@ def bare(tmp_path: Path) -> FakeHost:
             "version": None,
             "abi_wanted": [34],
             "error": None,
+            "mlx5": True,
             "devices": {},
         },
     )

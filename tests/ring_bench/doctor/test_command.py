@@ -30,7 +30,7 @@ def run(host: FakeHost, *arguments: str) -> int:
 
 def test_json_holds_every_finding_with_evidence_and_fix(host: FakeHost, capsys: pytest.CaptureFixture[str]) -> None:
     host.write("proc/self/limits", LIMITS.format(0, 0))
-    assert run(host, "--json") == 1
+    assert run(host, "--json", "--peers", "10.0.0.1,10.0.0.2") == 1
     data = json.loads(capsys.readouterr().out)
     assert data["schema_version"] == 1
     assert data["summary"] == {"ok": len(data["findings"]) - 1, "unknown": 0, "warning": 0, "error": 1}
@@ -49,12 +49,12 @@ def test_the_table_shows_the_worst_first_and_the_good_in_one_line(host: FakeHost
     host.fec["eth0"] = ["off"]
     host.write("proc/self/limits", LIMITS.format(0, 0))
     shown = io.StringIO()
-    show(host.report(), Console(file=shown, width=300))
+    show(host.report(peers=("10.0.0.1", "10.0.0.2")), Console(file=shown, width=300))
     text = shown.getvalue()
     assert text.index("memlock") < text.index("fec") < text.index("ok: pyverbs")
     assert "-> raise it" in text
     assert "1 errors, 1 warnings, 0 unknown" in text
-    show(host.report(), Console(file=shown, width=300), verbose=True)
+    show(host.report(peers=("10.0.0.1", "10.0.0.2")), Console(file=shown, width=300), verbose=True)
     assert "3: 10.0.0.1 usable" in shown.getvalue()
 
 

@@ -230,5 +230,9 @@ def test_ends_on_this_machine_are_not_pinged(host: FakeHost) -> None:
     assert not [command for command in host.asked if command.startswith("ping")]
 
 
+def test_without_a_ring_the_way_to_the_peers_does_not_pass_for_good(host: FakeHost) -> None:
+    assert "not looked at" in host.one("peers", Severity.UNKNOWN).evidence
+
+
 def test_one_host_is_no_ring(host: FakeHost) -> None:
     assert "all hosts of the ring" in host.one("peers", Severity.ERROR, peers=("10.0.0.1",)).fix

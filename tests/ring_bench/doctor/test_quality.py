@@ -173,6 +173,16 @@ def test_a_driver_whose_source_port_is_unknown_is_a_warning(bare: FakeHost) -> N
     assert "--probe" in bare.one("sport", Severity.WARNING).fix
 
 
+def test_a_pyverbs_without_its_mlx5_part_cannot_change_tags(host: FakeHost) -> None:
+    host.library(mlx5=False)
+    assert "no mlx5 part" in host.one("sport", Severity.WARNING, **ONE).evidence
+
+
+def test_a_scalable_function_of_a_connectx_is_one_too(bare: FakeHost) -> None:
+    bare.device("mlx5_2", "eth0", "10.0.0.1", driver="mlx5_core.sf")
+    assert "mlx5dv_modify_qp_udp_sport" in bare.one("sport", Severity.OK).evidence
+
+
 def test_fec_off_at_speed_is_a_warning_and_unknown_where_the_driver_is_silent(host: FakeHost) -> None:
     host.fec["eth0"] = ["off"]
     assert "encoding rs" in host.one("fec", Severity.WARNING, **ONE).fix
@@ -223,7 +233,7 @@ def test_a_counter_file_that_cannot_be_read_is_left_out(host: FakeHost) -> None:
 
 def test_counters_are_not_watched_when_the_interval_is_zero(host: FakeHost) -> None:
     host.while_waiting = lambda: pytest.fail("waited")
-    assert "--interval" in host.one("counters", Severity.UNKNOWN, interval_s=0.0).fix
+    host.one("counters", Severity.UNKNOWN, interval_s=0.0)
     assert "counters" not in {finding.id for finding in host.report(interval_s=0.0).findings}
 
 
