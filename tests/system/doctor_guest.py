@@ -97,6 +97,8 @@ def all_cases(folder: Path) -> None:
         doctor(folder, "no-carrier", "--only", "port")
     limited = [*UNPRIVILEGED, "prlimit", "--memlock=65536:2097152", "ring-bench", "doctor", "--json"]
     command(folder, "memlock", *limited, "--only", "memlock,capabilities")
+    elsewhere = ["unshare", "--net", "ring-bench", "doctor", "--json", "--only", "uverbs,gid,rxe"]
+    command(folder, "other-namespace", *elsewhere)
     with planted("mount -t tmpfs none /etc/libibverbs.d", "umount /etc/libibverbs.d"):
         doctor(folder, "no-provider", "--only", "pyverbs,devices,uverbs,provider,port,mtu")
     with planted(

@@ -60,7 +60,8 @@ def test_a_good_machine_has_nothing_to_mend(guest: Path) -> None:
     left = case(guest, "healthy")
     assert left["status"] == 0
     assert [entry for entry in left["report"]["findings"] if failing(entry)] == []
-    for check in ("pyverbs", "abi", "devices", "uverbs", "provider", "port", "gid", "gid-index", "mtu", "route"):
+    whole = ("pyverbs", "abi", "devices", "uverbs", "provider", "port", "rxe", "gid", "gid-index", "mtu", "route")
+    for check in whole:
         assert {entry["severity"] for entry in of(guest, "healthy", check).values()} == {"ok"}, check
     edges = {"10.77.0.1 -> 10.77.0.2", "10.77.0.2 -> 10.77.0.1"}
     for check in ("exchange", "sport-probe"):
@@ -117,6 +118,18 @@ def test_too_little_lockable_memory_is_named_with_both_limits(guest: Path) -> No
     assert "may lock 64K (hard limit 2M), 256M are needed" in found["memlock", ""]["evidence"]
     assert "LimitMEMLOCK=infinity" in found["memlock", ""]["fix"]
     assert "CAP_IPC_LOCK" not in of(guest, "memlock", "capabilities")[""]["evidence"]
+
+
+def test_a_process_in_another_network_namespace_is_told_so(guest: Path) -> None:
+    """It sees and opens the devices, as a container does, but none of their addresses is its own."""
+    found = errors(guest, "other-namespace")
+    assert set(found) == {("gid", port) for port in PORTS}
+    assert (
+        "10.77.0.2 rejected (network device h1 is not in this network namespace)" in found["gid", PORTS[1]]["evidence"]
+    )
+    assert "host network" in found["gid", PORTS[1]]["fix"]
+    own = of(guest, "other-namespace", "rxe")[""]
+    assert (own["severity"], "network namespace of its own" in own["evidence"]) == ("warning", True)
 
 
 def test_a_missing_provider_is_named_for_each_device(guest: Path) -> None:
