@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ring_bench.doctor.findings import Finding, error, fine, warning
 from ring_bench.doctor.machine import Machine, Port
 from ring_bench.doctor.options import Examination
+from ring_bench.verbs.pyverbs_library import is_mlx5
 
 __all__ = ["check_lag", "check_sport", "check_traffic_class", "pci_address"]
 
@@ -16,15 +17,14 @@ __all__ = ["check_lag", "check_sport", "check_traffic_class", "pci_address"]
 def check_sport(on: Examination) -> Iterator[Finding]:
     """How can the source port be set on this device? `--probe` tries it."""
     for port in on.ports:
-        mlx5 = port.driver.partition(".")[0] == "mlx5_core"  # mlx5_core.sf: a scalable function
-        if mlx5 and on.machine.library.get("mlx5") is False and not on.machine.library.get("error"):
+        if is_mlx5(port.driver) and on.machine.library.get("mlx5") is False and not on.machine.library.get("error"):
             yield warning(
                 "sport",
                 port.name,
                 "mlx5: flow label at RTR; this pyverbs has no mlx5 part, so the port cannot be changed in RTS",
                 "python3-pyverbs and ibverbs-providers of one distribution; or --tagging per-step or static",
             )
-        elif mlx5:
+        elif is_mlx5(port.driver):
             yield fine(
                 "sport",
                 port.name,
