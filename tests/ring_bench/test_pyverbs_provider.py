@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntFlag
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -615,6 +616,22 @@ def test_enums_are_found_under_their_new_name_too(adapter: Adapter, monkeypatch:
     monkeypatch.setattr(sys.modules["pyverbs"], "libibverbs_enums", newer, raising=False)
     provider = PyverbsProvider()
     pair(provider)
+    provider.close()
+
+
+def test_constants_are_found_in_their_enumerations_too(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pyverbs compiled by Cython 3.1 or later has them nowhere else."""
+    module = ModuleType("pyverbs.libibverbs_enums")
+    for prefix in ("IBV_QPS_", "IBV_QP_", "IBV_WC_", "IBV_WR_", ""):
+        members = {name: value for name, value in ENUMS.items() if name.startswith(prefix)}
+        setattr(module, f"ibv_{prefix.lower()}", IntFlag(f"ibv_{prefix.lower()}", members))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys.modules["pyverbs"], "libibverbs_enums", module, raising=False)
+    provider = PyverbsProvider()
+    qp, region = pair(provider)
+    write(qp, region)
+    adapter.completions = [completion(qp)]
+    assert [(each.status, each.opcode) for each in provider.wait(None)] == [("SUCCESS", "RDMA_WRITE")]
     provider.close()
 
 

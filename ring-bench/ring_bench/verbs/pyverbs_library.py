@@ -14,6 +14,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from enum import EnumType
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,9 +97,9 @@ def load_pyverbs() -> Any:
         from pyverbs.wr import SGE, RecvWR, SendWR
 
         try:
-            from pyverbs import libibverbs_enums as enums  # rdma-core 54 and later
+            from pyverbs import libibverbs_enums as declared  # rdma-core 54 and later
         except ImportError:
-            from pyverbs import enums
+            from pyverbs import enums as declared
     except ModuleNotFoundError as error:
         raise ProviderUnavailableError(
             f"the pyverbs provider needs the Python package pyverbs, which {sys.executable} does not have whole "
@@ -110,9 +111,10 @@ def load_pyverbs() -> Any:
             f"pyverbs does not fit this machine's rdma-core ({error}): install python3-pyverbs and "
             "libibverbs1 of the same distribution, and no pyverbs from PyPI beside them"
         ) from error
+    enums = _constants(declared)
     statuses = {
         getattr(enums, name): name.removeprefix("IBV_WC_")
-        for name in dir(enums)
+        for name in vars(enums)
         if name == "IBV_WC_SUCCESS" or (name.startswith("IBV_WC_") and name.endswith("_ERR"))
     }
     opcodes = ("SEND", "RDMA_WRITE", "RECV", "RECV_RDMA_WITH_IMM")
@@ -139,6 +141,19 @@ def load_pyverbs() -> Any:
         SendWR=SendWR,
         get_device_list=get_device_list,
     )
+
+
+def _constants(module: Any) -> SimpleNamespace:
+    """Give all constants of pyverbs by name, as plain numbers: what Cython 3.1 and later compiles has them in their
+    enumerations only, what earlier ones compile in the module too.
+    """
+    found: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, EnumType):
+            found.update(value.__members__)
+        elif name.startswith("IBV_"):
+            found[name] = value
+    return SimpleNamespace(**{name: int(value) for name, value in found.items()})
 
 
 def is_mlx5(driver: str) -> bool:
