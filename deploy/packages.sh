@@ -7,7 +7,7 @@ packages=(
   tshark tcpdump                                                        # captures
   chromium                                                              # the live page
   openmpi-bin                                                           # ranks started by mpirun
-  qemu-system-x86 busybox-static cpio kmod iproute2                     # the soft-RoCE VM
+  qemu-system-x86 busybox-static cpio kmod iproute2 nftables            # the soft-RoCE VM
   rdma-core ibverbs-providers perftest python3-pyverbs python3-numpy python3-venv
 )
 command -v dpkg-query >/dev/null || { echo "packages.sh: no Debian here; the tests of the real parts need: ${packages[*]}"; exit 0; }

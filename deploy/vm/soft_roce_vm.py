@@ -48,6 +48,7 @@ PACKAGES = (
     "openmpi-bin",
     "perftest",
     "tcpdump",
+    "nftables",
 )
 """Debian packages: the first four boot the VM, the others are what its commands use."""
 

@@ -23,6 +23,12 @@ from ring_bench.cli import main
 PEERS = ["--peers", "10.77.0.1,10.77.0.2,10.77.0.3,10.77.0.4"]
 PROBED = ["--peers", "10.77.0.1,10.77.0.2", "--probe"]
 BLOCK = "ingress protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff action drop"
+FILTER = """
+table inet planted {
+    chain roce { meta l4proto udp th dport { 53, 4789-4800 } counter drop; }
+    chain input { type filter hook input priority 0; ct state established,related accept; jump roce; }
+}
+"""
 HOSTS = range(4)
 RECOVERY_S = 30.0
 GIDS = Path("/sys/class/infiniband")
@@ -109,6 +115,8 @@ def all_cases(folder: Path) -> None:
         doctor(folder, "mtu-link", *PROBED, "--only", "mtu,exchange")
     with planted(f"tc qdisc add dev h1 clsact; tc filter add dev h1 {BLOCK}", "tc qdisc del dev h1 clsact"):
         doctor(folder, "blocked", *PROBED)
+    with planted(f"nft -f - <<< '{FILTER}'", "nft delete table inet planted"):
+        doctor(folder, "filtered", *PROBED)
     doctor(folder, "healthy", *PROBED, "--gid-index", "1")
 
 

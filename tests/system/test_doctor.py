@@ -13,6 +13,7 @@ from soft_roce_vm import VirtualMachine
 pytestmark = pytest.mark.system
 
 PORTS = [f"rxe{i} port 1" for i in range(4)]
+BOTH_WAYS = {("exchange", "10.77.0.1 -> 10.77.0.2"), ("exchange", "10.77.0.2 -> 10.77.0.1")}
 
 Found = dict[str, str]
 
@@ -165,7 +166,17 @@ def test_a_link_whose_ends_differ_in_mtu_is_named_and_seen_by_the_probe(guest: P
 def test_a_blocked_udp_port_is_found_by_the_probe(guest: Path) -> None:
     """tc drops what comes to 4791 at one host: its acknowledgements are lost too, and nothing else is wrong."""
     found = errors(guest, "blocked")
-    assert set(found) == {("exchange", "10.77.0.1 -> 10.77.0.2"), ("exchange", "10.77.0.2 -> 10.77.0.1")}
+    assert set(found) == BOTH_WAYS
     for entry in found.values():
         assert "an 8-byte write does not arrive" in entry["evidence"]
         assert "UDP 4791" in entry["fix"]
+    assert of(guest, "blocked", "firewall")[""]["severity"] == "ok"
+
+
+def test_a_rule_of_nftables_that_blocks_the_udp_port_is_quoted(guest: Path) -> None:
+    """The rule is found by reading, and that it really drops is found by the probe."""
+    found = errors(guest, "filtered")
+    assert set(found) == {("firewall", ""), *BOTH_WAYS}
+    quoted = "nft table inet planted, chain input: udp dport {53,4789-4800} drop"
+    assert quoted in found["firewall", ""]["evidence"]
+    assert "udp dport 4791 accept" in found["firewall", ""]["fix"]

@@ -23,7 +23,7 @@ ROCE_PORT = 4791
 
 _YES, _NO, _MAYBE = "yes", "no", "maybe"
 _DEEPEST = 15
-_HOOKS = ("prerouting", "input", "output", "postrouting")
+_HOOKS = ("ingress", "prerouting", "input", "output", "postrouting", "egress")
 _VERDICTS = ("accept", "drop", "reject", "return", "continue", "jump", "goto")
 
 
@@ -148,11 +148,13 @@ def from_nft(ruleset: dict[str, Any]) -> dict[str, dict[str, Chain]]:
             tables.setdefault(where, {})[body["name"]] = chain
     for item in ruleset.get("nftables", []):
         rule = item.get("rule")
-        if rule is None or rule.get("family") not in ("ip", "ip6", "inet"):
+        if rule is None or rule.get("family") not in ("ip", "ip6", "inet", "netdev"):
             continue
         where = f"{rule['family']} {rule['table']}"
         if rule["chain"] in tables.get(where, {}):
-            tables[where][rule["chain"]].rules += _nft_rules(rule.get("expr", []), where, sets)
+            # A chain of the family netdev sees one network device's packets, and nft 1.0 does not say whose.
+            matches = _MAYBE if rule["family"] == "netdev" else _YES
+            tables[where][rule["chain"]].rules += _nft_rules(rule.get("expr", []), where, sets, matches)
     return tables
 
 
@@ -171,9 +173,11 @@ def from_iptables(text: str) -> dict[str, Chain]:
     return chains
 
 
-def _nft_rules(expressions: Sequence[dict[str, Any]], where: str, sets: dict[tuple[str, str], Any]) -> list[Rule]:
+def _nft_rules(
+    expressions: Sequence[dict[str, Any]], where: str, sets: dict[tuple[str, str], Any], matches: str
+) -> list[Rule]:
     """Read a rule; one that ends in a verdict map becomes a rule for each entry of the map."""
-    matches, action, target, words = _YES, "", "", []
+    action, target, words = "", "", []
     for expression in expressions:
         (kind, body), *_ = expression.items()
         if kind == "match":

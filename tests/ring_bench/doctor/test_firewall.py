@@ -14,15 +14,15 @@ from ring_bench.doctor.firewall import from_iptables, verdict
 from .conftest import FakeHost
 
 
-def rules(*chains: dict[str, Any]) -> dict[str, Any]:
-    """Build a ruleset of one inet table; a chain is {"name", "hook", "policy", "rules": [expressions]}."""
-    items: list[dict[str, Any]] = [{"metainfo": {}}, {"table": {"family": "inet", "name": "filter"}}]
+def rules(*chains: dict[str, Any], family: str = "inet") -> dict[str, Any]:
+    """Build a ruleset of one table; a chain is {"name", "hook", "policy", "rules": [expressions]}."""
+    items: list[dict[str, Any]] = [{"metainfo": {}}, {"table": {"family": family, "name": "filter"}}]
     for chain in chains:
         body = {key: value for key, value in chain.items() if key != "rules"}
-        items.append({"chain": {"family": "inet", "table": "filter", **body}})
+        items.append({"chain": {"family": family, "table": "filter", **body}})
     for chain in chains:
         items += [
-            {"rule": {"family": "inet", "table": "filter", "chain": chain["name"], "expr": expressions}}
+            {"rule": {"family": family, "table": "filter", "chain": chain["name"], "expr": expressions}}
             for expressions in chain["rules"]
         ]
     return {"nftables": items}
@@ -175,3 +175,11 @@ def test_nft_tables_out_of_sight_are_unknown_though_iptables_has_nothing(soft: F
     soft.one("firewall", Severity.OK)
     soft.write("sys/module/nf_tables/refcnt", 3)
     assert "only iptables can be listed" in soft.one("firewall", Severity.UNKNOWN).evidence
+
+
+def test_a_chain_of_one_network_device_may_drop(soft: FakeHost) -> None:
+    """nft 1.0 does not list of which device it is."""
+    ingress = {"name": "in", "hook": "ingress", "policy": "accept", "rules": [[DPORT, DROP]]}
+    soft.answer("nft -j list ruleset", rules(ingress, family="netdev"))
+    evidence = soft.one("firewall", Severity.WARNING).evidence
+    assert "nft table netdev filter, chain in: udp dport 4791 drop" in evidence
