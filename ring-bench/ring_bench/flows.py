@@ -321,7 +321,7 @@ def _take(plan: Plan, end: _End, completion: Completion, begin_ns: int) -> None:
     if completion.status != SUCCESS:
         raise CompletionError(
             f"flow {name} failed at rank {end.rank} ({end.attributes.address}) on QP {completion.qp_num:#x} with "
-            f"{completion.status}: RETRY_EXC_ERR means that the other end does not answer",
+            f"{completion.failure}",
             rank=end.rank,
             host=end.attributes.address,
             step=step,

@@ -17,19 +17,6 @@ __all__ = ["gather", "run_ranks"]
 
 _LINGER_NS = 1_000_000
 
-_CAUSES = {
-    "RETRY_EXC_ERR": "the peer does not answer: its process or host died, wrong GID or path, UDP 4791 blocked, "
-    "a lossy or paused fabric, MTU too large for a link",
-    "RNR_RETRY_EXC_ERR": "the peer had no receive posted: a protocol error between ranks of different versions",
-    "REM_ACCESS_ERR": "the peer refused the address or key: ranks with different options or versions",
-    "REM_INV_REQ_ERR": "the peer refused the request: path MTU differs at the two ends, or message too long",
-    "REM_OP_ERR": "the peer's QP failed on its side",
-    "LOC_LEN_ERR": "message longer than the port allows: give a smaller --segment",
-    "LOC_PROT_ERR": "local memory is not registered for this: restart the run",
-    "LOC_QP_OP_ERR": "the local QP is not in a state to send",
-    "WR_FLUSH_ERR": "the QP was in error before: the first failure is another one",
-}
-
 
 def run_ranks(
     world: World,
@@ -129,10 +116,9 @@ def _failure(completions: list[Completion], by_cq: Mapping[int, Rank]) -> Comple
     rank = by_cq[first.cq]
     step = step_of(first.wr_id)
     what = "the credit flow" if step is None else f"step {step}"
-    cause = _CAUSES.get(first.status, "see ibv_wc_status in the verbs documentation")
     return CompletionError(
         f"rank {rank.number} ({rank.host}), ring {ring_of(first.wr_id)}: {what} failed on "
-        f"QP {first.qp_num:#x} with {first.status}: {cause}",
+        f"QP {first.qp_num:#x} with {first.failure}",
         rank=rank.number,
         host=rank.host,
         step=step,

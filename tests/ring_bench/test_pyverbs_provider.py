@@ -304,7 +304,7 @@ def write(qp: Any, region: Any, wr_id: int = 1, *, signaled: bool = True) -> Non
 
 def completion(qp: Any, status: str = "SUCCESS", opcode: str = "RDMA_WRITE", **values: Any) -> Any:
     """An entry of a completion queue, as the library gives it."""
-    known = {"wr_id": 1, "wc_flags": 0, "imm_data": 0, "byte_len": 64, **values}
+    known = {"wr_id": 1, "wc_flags": 0, "imm_data": 0, "byte_len": 64, "vendor_err": 0x81, **values}
     return SimpleNamespace(
         status=ENUMS[f"IBV_WC_{status}"], opcode=ENUMS[f"IBV_WC_{opcode}"], qp_num=qp.qp_num, **known
     )
@@ -354,7 +354,9 @@ def test_a_failed_completion_frees_nothing(provider: PyverbsProvider, adapter: A
     qp, _ = pair(provider)
     qp.post_recv(3)
     adapter.completions = [completion(qp, "RETRY_EXC_ERR", opcode="RECV")]
-    assert provider.wait(None)[0].status == "RETRY_EXC_ERR"
+    (failed,) = provider.wait(None)
+    assert failed.status == "RETRY_EXC_ERR"
+    assert failed.failure.startswith("RETRY_EXC_ERR (vendor_err 0x81): the peer does not answer")
     with pytest.raises(FabricError, match="receive queue"):
         qp.post_recv(4)
 

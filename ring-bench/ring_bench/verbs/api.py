@@ -57,6 +57,20 @@ class Opcode(StrEnum):
     SEND_WITH_IMM = "SEND_WITH_IMM"
 
 
+_CAUSES = {
+    "RETRY_EXC_ERR": "the peer does not answer: its process or host died, a link went down, wrong GID or path, UDP "
+    "4791 blocked, a lossy or paused fabric, MTU too large for a link",
+    "RNR_RETRY_EXC_ERR": "the peer had no receive posted: a protocol error between ranks of different versions",
+    "REM_ACCESS_ERR": "the peer refused the address or key: ranks with different options or versions",
+    "REM_INV_REQ_ERR": "the peer refused the request: path MTU differs at the two ends, or message too long",
+    "REM_OP_ERR": "the peer's QP failed on its side",
+    "LOC_LEN_ERR": "message longer than the port allows: give a smaller --segment",
+    "LOC_PROT_ERR": "local memory is not registered for this: restart the run",
+    "LOC_QP_OP_ERR": "the local QP is not in a state to send",
+    "WR_FLUSH_ERR": "the QP was in error before: the first failure is another one",
+}
+
+
 class Completion(NamedTuple):
     """A work completion (``ibv_wc``)."""
 
@@ -72,6 +86,14 @@ class Completion(NamedTuple):
     imm: int | None
     t_ns: int
     """When it was created, on the provider's clock."""
+    vendor_err: int = 0
+    """What the driver adds to a bad status, of its own numbering; 0: nothing."""
+
+    @property
+    def failure(self) -> str:
+        """Say what the bad status is, what the driver adds, and what it usually comes from."""
+        detail = f" (vendor_err {self.vendor_err:#x})" if self.vendor_err else ""
+        return f"{self.status}{detail}: {_CAUSES.get(self.status, 'see ibv_wc_status in the verbs documentation')}"
 
 
 @dataclass(frozen=True, slots=True)

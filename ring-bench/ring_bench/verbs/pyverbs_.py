@@ -514,6 +514,7 @@ class PyverbsProvider:
                         entry.byte_len,
                         socket.ntohl(entry.imm_data) if has_imm else None,
                         now_ns,
+                        0 if status == SUCCESS else entry.vendor_err,
                     )
                 )
         return completions
