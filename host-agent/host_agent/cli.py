@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -32,7 +33,7 @@ from host_agent.hub import Hub
 from host_agent.nics import NicCounters, NicService
 from host_agent.nics.commands import add_nic_commands
 from host_agent.store import Store, default_state_dir
-from host_agent.testbed import load_testbed
+from host_agent.testbed import Testbed, load_testbed
 
 __all__ = ["main"]
 
@@ -151,6 +152,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     if os.environ.get("WEB_CONCURRENCY", "1") != "1":
         raise BadInputError("WEB_CONCURRENCY is set: host-agent keeps its state in one process; unset it")
     testbed = load_testbed(arguments.testbed)
+    arguments.ring_bench = _program(arguments.ring_bench)
+    store = Store((arguments.state_dir or default_state_dir()).absolute())
     logging.basicConfig(
         level=logging.DEBUG if arguments.debug else logging.INFO,
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
@@ -158,14 +161,28 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # After its graceful end uvicorn raises the signal again: exit with a code instead of dying of it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    listener = _bind(host, port)
-    with listener:
-        asyncio.run(_serve_on(listener, arguments, host, token, testbed))
+    with store.claimed(), _bind(host, port) as listener:
+        asyncio.run(_serve_on(listener, arguments, host, token, testbed, store))
     return 0
 
 
+def _program(given: str | None) -> str | None:
+    """--ring-bench as an absolute path: benchmarks run in folders of their own."""
+    if given is None:
+        return None
+    found = shutil.which(given)
+    if found is None:
+        raise BadInputError(f"--ring-bench {given}: no program of that name can be executed; give its path")
+    return str(Path(found).absolute())
+
+
 async def _serve_on(
-    listener: socket.socket, arguments: argparse.Namespace, host: str, token: str | None, testbed: Any
+    listener: socket.socket,
+    arguments: argparse.Namespace,
+    host: str,
+    token: str | None,
+    testbed: Testbed,
+    store: Store,
 ) -> None:
     from host_agent.page import (
         attach_page,
@@ -174,7 +191,6 @@ async def _serve_on(
     port = listener.getsockname()[1]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     url = arguments.url or f"http://{reachable}:{port}"
-    store = Store((arguments.state_dir or default_state_dir()).resolve())
     hub = Hub(testbed, store, url=url, ring_bench=arguments.ring_bench)
     app = create_app(
         hub,

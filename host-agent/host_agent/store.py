@@ -7,10 +7,14 @@
     ring-bench.log   output of the benchmark; ring-bench.err: what it complained about
     result.json      its results
     process.json     while it runs: its process group
+<state>/lock         held by the service that uses the folder
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import time
@@ -33,7 +37,10 @@ def default_state_dir() -> Path:
     """
     if systemd := os.environ.get("STATE_DIRECTORY"):
         return Path(systemd.split(":")[0])
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        raise StorageError("this user has no home directory to keep state in; give --state-dir") from error
     return Path(base) / "symphony" / "host-agent"
 
 
@@ -43,6 +50,37 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.runs = root / "runs"
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other services from using the folder, which can be written. Raises StorageError otherwise.
+
+        Two services on one folder would each take the other's running benchmarks for leftovers.
+        """
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageError(f"cannot use state folder {self.root}: {_reason(error)}") from error
+        try:
+            self._lock(lock)
+            if not os.access(self.runs, os.W_OK | os.X_OK):
+                raise StorageError(
+                    f"cannot write below {self.runs}: Permission denied; correct its owner or choose another --state-dir"
+                )
+            yield
+        finally:
+            os.close(lock)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StorageError(
+                f"state folder {self.root} is in use by another host-agent; give each its own --state-dir"
+            ) from None
+        except OSError as error:
+            raise StorageError(f"cannot lock {self.root}/lock: {_reason(error)}") from error
 
     def new_folder(self, job_id: int, name: str) -> Path:
         """Create the folder of a new job."""
@@ -56,9 +94,7 @@ class Store:
                 folder = self.runs / f"{stamp}-{job_id}-{name}.{suffix}"
             folder.mkdir()
         except OSError as error:
-            raise StorageError(
-                f"cannot create {folder}: {error.strerror}; free some space or choose another --state-dir"
-            ) from error
+            raise StorageError(f"cannot create {folder}: {_reason(error)}") from error
         return folder
 
     def save(self, job: Job) -> None:
@@ -84,7 +120,7 @@ class Store:
                 with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                     file.write(job.events_token)
         except OSError as error:
-            raise StorageError(f"cannot write {job.folder}/job.json: {error.strerror}") from error
+            raise StorageError(f"cannot write {job.folder}/job.json: {_reason(error)}") from error
 
     def active_jobs(self) -> Iterator[Job]:
         """Jobs that were active when host-agent last wrote their state. Unreadable folders are skipped."""
@@ -119,3 +155,8 @@ class Store:
         except (OSError, ValueError):
             return None
         return content if isinstance(content, dict) else None
+
+
+def _reason(error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{error.strerror}; {'free some space' if full else 'correct that'} or choose another --state-dir"
