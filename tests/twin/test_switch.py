@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fabric_twin.bfrt_server import InstalledEntry, TableSnapshot
-from fabric_twin.engine.state import Port, Qp
+from fabric_twin.engine.state import Port, Qp, Sc
 from fabric_twin.switch import TwinSwitch
+from switch_agent.agent.entries import DISABLED_LG_K
 from switch_agent.dataplane.hashes import flow_slot
 from switch_agent.dataplane.lookup import lookup_tables
 from switch_agent.dataplane.params import SymphonyParams
@@ -197,6 +198,43 @@ def test_marks_reach_the_sender_as_cnps(two_racks: Make) -> None:
     assert net.qp(slow, Qp.CNPS_HANDLED) == 0
     assert net.qp(fast, Qp.CNPS_HANDLED) == counter(switch, "job_marked_symphony") > 0
     assert net.port("tor0->spine0", Port.MARKED) == net.port("tor0->spine1", Port.MARKED) == 0
+
+
+def congested(make: Make, symphony: SymphonyParams | None, *, marking: bool, coin: int | None = None) -> Net:
+    """Several flows of two steps over uplinks whose RED has to toss coins, on ToRs that track them, or none."""
+    net = make(kmin=5_000, kmax=200_000, pmax=0.3)
+    for tor in (0, 1) if symphony else ():
+        switch = TwinSwitch(net.fabric, tor)
+        start_job(switch, symphony)
+        if not marking:
+            entry = replace(symphony.to_entry(), lg_k=DISABLED_LG_K)
+            key: dict[str, Any] = {"ig_md.job": 1}
+            switch.table_changed("job_params", snapshot(InstalledEntry(key, 0, "Ingress.set_params", entry.to_data())))
+    if coin is not None:
+        net.fabric.view.sc[Sc.RNG_SYMPHONY] = coin
+    for i in range(8):
+        net.send(net.pair(i, (i + 4) % 8, sport=STEP + 3 + 2 * (i % 2))[0], 100 * 4096)
+    net.run()
+    return net
+
+
+def test_a_job_that_is_tracked_but_not_marked_changes_nothing(two_racks: Make) -> None:
+    """Symphony off is Symphony not there, event by event, though RED tosses coins all the time."""
+    without = congested(two_racks, None, marking=False)
+    off = congested(two_racks, EAGER, marking=False)
+    assert sum(without.ports(Port.MARKED)) > 50
+    assert counter(TwinSwitch(off.fabric, 0), "job_all") == 800
+    assert off.events == without.events
+    assert off.fabric.view.sc[Sc.RNG_FABRIC] == without.fabric.view.sc[Sc.RNG_FABRIC]
+
+
+def test_symphony_tosses_its_own_coin(two_racks: Make) -> None:
+    """Another stream of that coin changes a run only where Symphony marks, and RED's stream goes on as it was."""
+    rarely = replace(EAGER, k=0.02)
+    off = [congested(two_racks, rarely, marking=False, coin=coin) for coin in (1 << 40, 1 << 41)]
+    on = [congested(two_racks, rarely, marking=True, coin=coin) for coin in (1 << 40, 1 << 41)]
+    assert off[0].events == off[1].events
+    assert on[0].events != on[1].events
 
 
 def test_the_gate_lets_packets_pass_that_leave_no_queue_behind(two_racks: Make) -> None:

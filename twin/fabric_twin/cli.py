@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--preset", default="demo", help=f"fabric: {', '.join(PRESETS)}")
     run.add_argument(
-        "--seed", type=int, default=1, help="of marking coins and ECMP; a benchmark's own seed overrides it"
+        "--seed", type=int, default=1, help="of the coins of RED, losses and Symphony, and of ECMP; a benchmark's own seed overrides it"
     )
     run.add_argument("--verbs", type=Path, default=Path("/tmp/fabric-twin/verbs.sock"), help="verbs socket")  # noqa: S108
     run.add_argument(

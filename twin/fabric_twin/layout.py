@@ -108,9 +108,13 @@ def new_state(preset: Preset, topology: Topology, seed: int) -> tuple[View, Plan
 
 
 def seed_random(view: View, seed: int) -> None:
-    """Start the generator of RED's and Symphony's coins."""
-    word = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] | np.uint64(1)
-    view.sc[Sc.RNG] = word.astype(np.int64)
+    """Start the generators of the coins.
+
+    Symphony has its own, so that runs with and without it see the same coins of RED and of lossy links (common random
+    numbers), and a job that is tracked but not marked changes nothing.
+    """
+    words = np.random.SeedSequence(seed).generate_state(2, np.uint64) | np.uint64(1)
+    view.sc[[Sc.RNG_FABRIC, Sc.RNG_SYMPHONY]] = words.astype(np.int64)
 
 
 def set_margin(view: View) -> None:

@@ -31,13 +31,13 @@ def set_key(s: View, entity: int, t: int) -> None:
 
 
 @inner
-def random32(s: View) -> int:
-    """The next number of the run's generator (xorshift64*), 0 .. 2^32 - 1."""
-    x = np.uint64(s.sc[Sc.RNG])
+def random32(s: View, stream: int) -> int:
+    """The next number of generator `stream` (`Sc.RNG_FABRIC` or `Sc.RNG_SYMPHONY`; xorshift64*), 0 .. 2^32 - 1."""
+    x = np.uint64(s.sc[stream])
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
-    s.sc[Sc.RNG] = np.int64(x)
+    s.sc[stream] = np.int64(x)
     mixed: int = np.int64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(32))  # type: ignore[assignment]
     return mixed
 

@@ -89,7 +89,7 @@ def _port_event(s: View, planes: Planes, p: int, t: int) -> None:
     rekey(s, p)
     if not arrives:
         return
-    if port[p + Port.DROP_PROB] != 0 and random32(s) < port[p + Port.DROP_PROB]:
+    if port[p + Port.DROP_PROB] != 0 and random32(s, Sc.RNG_FABRIC) < port[p + Port.DROP_PROB]:
         port[p + Port.DROPPED] += 1
         s.sc[Sc.DROPS] += 1
         free_packet(s, k)

@@ -41,7 +41,7 @@ class Sc(IntEnum):
     CTL_BASE = 10  # entity of the first delay line
     PFC_LINE = 11  # entity of the line of pause frames
     TREE_SIZE = 12
-    RNG = 13  # xorshift64* state, never 0
+    RNG_FABRIC = 13  # xorshift64* states, never 0: coins of RED and of lossy links
     PFC_ON = 14
     PFC_SHIFT = 15
     PFC_RESUME_OFFSET = 16
@@ -49,6 +49,7 @@ class Sc(IntEnum):
     CNPS = 18
     IN_FLIGHT = 19  # packets anywhere in the fabric
     MARGIN = 20  # free records that one event may need
+    RNG_SYMPHONY = 21  # a stream of its own: tracking packets does not change RED's coins
     COLUMNS = 24
 
 

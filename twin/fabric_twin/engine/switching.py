@@ -57,7 +57,7 @@ def port_advance(s: View, p: int, t: int) -> None:
                     red = True
                 else:
                     share = port[p + Port.PMAX] * (behind - port[p + Port.KMIN])
-                    red = random32(s) < share // (port[p + Port.KMAX] - port[p + Port.KMIN])
+                    red = random32(s, Sc.RNG_FABRIC) < share // (port[p + Port.KMAX] - port[p + Port.KMIN])
             symphony = flags & CANDIDATE != 0 and (flags & GATED == 0 or behind > 0)
             if red or symphony:
                 if flags & TRACKED:
@@ -124,7 +124,7 @@ def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
                 s.qp[q + Qp.SIG],
                 s.qp[q + Qp.SLOT],
                 t // 256000,
-                random32(s),
+                random32(s, Sc.RNG_SYMPHONY),
             )
             flags |= TRACKED
             s.counts[(row * N_JOB + job) * 8 + 0] += 1
