@@ -4,7 +4,7 @@
 The work is the demo's: rings of one node per ToR, 8 MiB chunks, a fresh QP per step, in-order release, Symphony
 `refined` in every ToR. It runs on `Fabric` itself, so what is measured is the engine, not sockets or ranks.
 
-    python benchmarks/twin.py [--preset demo] [--steps 40] [--variant refined] [--json]
+    python benchmarks/twin.py [--preset demo] [--dcqcn spec] [--steps 40] [--variant refined] [--seed 1] [--json]
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections import defaultdict
 from typing import Any
 
 from fabric_twin.engine import kernel
+from fabric_twin.engine.state import Port
 from fabric_twin.fabric import ACKED, DELIVERED, Fabric, warm_up
-from fabric_twin.presets import Preset, get_preset
+from fabric_twin.presets import DCQCN_SETS, Preset, get_preset
 from switch_agent.dataplane.params import SymphonyParams
 
 CHUNK = 8 << 20
@@ -80,6 +81,7 @@ class RingDriver:
         complete = [0] * n
         in_flight: set[tuple[int, int]] = set()
         widest = 0
+        area = before = 0  # the overlap's integral over time, and the time up to which it goes
 
         def send(host: int, step: int) -> None:
             carries[self._send(host, step)] = (host, step)
@@ -95,7 +97,10 @@ class RingDriver:
                 if event.kind == ACKED:
                     self.fabric.free_message(event.message)
                 elif event.kind == DELIVERED:
-                    widest = max(widest, max(s for _, s in in_flight) - min(s for _, s in in_flight) + 1)
+                    overlap = max(s for _, s in in_flight) - min(s for _, s in in_flight) + 1
+                    widest = max(widest, overlap)
+                    area += overlap * (event.time_ps - before)
+                    before = event.time_ps
                     host, step = carries[event.qp]
                     in_flight.discard((host, step))
                     left -= 1
@@ -106,12 +111,16 @@ class RingDriver:
                         if complete[after] < self.steps:
                             send(after, complete[after])
         stats = self.fabric.stats()
+        marks = int(self.fabric.view.counts.reshape(-1, 4, 2)[:, 2, 0].sum())
         return {
             "preset": self._preset.name,
             "hosts": n,
             "steps": self.steps,
             "cct_ms": self.fabric.now_ns / 1e6,
             "max_overlap": widest,
+            "mean_overlap": area / before,
+            "marked_symphony": marks,
+            "marked_queue": int(self.fabric.view.port[Port.MARKED :: Port.COLUMNS].sum()),
             "data_packets": stats.data_packets,
             "events": stats.events,
             "cpu_s": stats.cpu_s,
@@ -146,6 +155,7 @@ def main() -> None:
     parser.add_argument("--preset", default="demo")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--variant", choices=["off", "paper", "refined"], default="refined")
+    parser.add_argument("--dcqcn", choices=sorted(DCQCN_SETS), help="instead of the preset's")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the named figures as JSON")
     args = parser.parse_args()
@@ -153,7 +163,8 @@ def main() -> None:
         print(json.dumps(figures(args.steps)))
         return
     warm_up()
-    for key, value in RingDriver(get_preset(args.preset), args.steps, args.variant, args.seed).run().items():
+    preset = get_preset(args.preset, dcqcn=args.dcqcn)
+    for key, value in RingDriver(preset, args.steps, args.variant, args.seed).run().items():
         print(f"{key:18} {value:,.1f}" if isinstance(value, float) else f"{key:18} {value}")
 
 
