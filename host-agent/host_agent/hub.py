@@ -3,7 +3,8 @@
 call this.
 
 One asyncio loop, one process. State changes of a job run under its lock; a job's identity (Job_ID, job_tag)
-stays reserved until the switches have let go of it.
+stays reserved until the switches have let go of it. What a switch did not do when it was asked (take a job off,
+change its settings) is remembered, on disk too, and done by its poller once its agent answers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -139,19 +140,18 @@ class Hub:
 
     async def _resume(self, job: Job) -> None:
         end_leftover(job.folder, log.warning)
-        unknown = [name for name in job.flows if name not in self._switches]
-        if job.request.bench is None and not unknown:
+        self.jobs.add(job)
+        known = self._switches.keys()
+        job.held_by = known & (job.held_by if job.ended else job.flows.keys())
+        if not job.ended and job.request.bench is None and known >= job.flows.keys():
             job.state = "registered"
-            self.jobs.add(job)
             log.info("job %d (%s) is registered from before", job.id, job.name)
             return
-        job.state = "failed"
-        job.error = "host-agent ended while this job ran"
-        job.ended_unix_s = time.time()
-        self.jobs.add(job)
+        if not job.ended:
+            job.state, job.ended_unix_s = "failed", time.time()
+            job.error = "host-agent ended while this job ran"
+        job.final = True  # the pollers take it off the switches
         self._save(job)
-        job.on_switches = True
-        self._attend(job, self._release(job))
 
     # -- jobs
 
@@ -194,11 +194,10 @@ class Hub:
             self.store.save(job)
             await self._install(job)
         except BaseException as error:
-            job.state, job.error, job.ended_unix_s = "failed", str(error), time.time()
-            job.on_switches = False
-            with contextlib.suppress(StorageError):
-                self.store.save(job)
-            self.jobs.remove(job)
+            job.state, job.error, job.ended_unix_s, job.final = "failed", str(error), time.time(), True
+            self._save(job)
+            if not job.held_by:
+                self.jobs.remove(job)
             raise
         job.preset = await self._preset()
         if request.bench is not None:
@@ -224,8 +223,17 @@ class Hub:
         return job
 
     async def delete(self, job_id: int) -> None:
-        """Stop a job and forget it; its files stay."""
+        """Stop a job and forget it; its files stay.
+
+        Raises SwitchUnreachableError or SwitchRefusedError while a switch does not let go of it.
+        """
         job = await self.stop(job_id)
+        async with job.lock:
+            failed = await self._release(job)
+        if failed:
+            error = _first(failed)
+            error.detail = f"job {job_id} ({job.name}) is {job.state} but still on a switch: {error.detail}"
+            raise error
         self.jobs.remove(job)
 
     def events_url(self, job: Job) -> str:
@@ -269,8 +277,9 @@ class Hub:
     async def set_symphony(self, job_id: int, settings: SymphonySettings) -> Job:
         """Change a job's Symphony settings on all its switches at once; returns when all have read them back.
 
-        Raises ConflictError for an ended job, PartialUpdateError when some switches took it and some did not,
-        SwitchUnreachableError or SwitchRefusedError when none did. Repeating a change is fine.
+        Raises ConflictError for an ended job, PartialUpdateError when some switches took it and some did not
+        (those get it later, see `_catch_up`), SwitchUnreachableError or SwitchRefusedError when none did, which
+        leaves the settings as they were. Repeating a change is fine.
         """
         job = self.jobs.get(job_id)
         change = settings.sent()
@@ -284,11 +293,13 @@ class Hub:
             for name in done:
                 job.switch_errors.pop(name, None)
             job.switch_errors.update({name: error.detail for name, error in failed.items()})
+            # One that did not answer may yet have taken it: whatever is wanted now, it is brought to that.
+            job.behind = (job.behind - done.keys()) | failed.keys()
             if done or not failed:
                 job.symphony = {**job.symphony, **change}
                 moment = (before, after) if before is not None and after is not None else None
                 job.toggles.append(Toggle(time.time(), moment, job.enabled, job.variant, not failed))
-                self._save(job)
+            self._save(job)
             job.touch()
         if not failed:
             log.info("job %d (%s): Symphony %s (%s)", job.id, job.name, "on" if job.enabled else "off", job.variant)
@@ -306,7 +317,7 @@ class Hub:
 
     # -- inside
 
-    def _chosen(self, names: Mapping[str, Any]) -> list[SwitchClient]:
+    def _chosen(self, names: Iterable[str]) -> list[SwitchClient]:
         return [self._switches[name] for name in names if name in self._switches]
 
     def _attend(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
@@ -316,16 +327,16 @@ class Hub:
         task.add_done_callback(lambda _: self._watchers.pop(job.id, None))
 
     async def _install(self, job: Job) -> None:
+        job.held_by = {client.name for client in self._chosen(job.flows)}
         done, failed = await each(
-            self._chosen(job.flows), lambda client: client.put_job(job.id, job.spec_for(client.name))
+            self._chosen(job.held_by), lambda client: client.put_job(job.id, job.spec_for(client.name))
         )
         if failed:
-            _, stuck = await each(self._chosen(job.flows), lambda client: client.delete_job(job.id))
-            for error in stuck.values():
-                log.warning("job %d could not be taken back: %s", job.id, error)
+            await self._release(job)
+            # One that said no has nothing; one that did not answer may have taken it all the same.
+            job.held_by -= {name for name, error in failed.items() if isinstance(error, SwitchRefusedError)}
             raise _first(failed)
         job.switch_states.update(done)
-        job.on_switches = True
 
     async def _launch(self, job: Job) -> None:
         assert job.request.bench is not None
@@ -380,7 +391,6 @@ class Hub:
         async with job.lock:
             if job.ended:
                 return
-            job.on_switches = True  # keeps Job_ID and job_tag reserved until they have
             job.state, job.ended_unix_s = state, time.time()
             job.recorder.finish()
             job.touch()
@@ -391,13 +401,48 @@ class Hub:
                 await asyncio.gather(*(self._fetch(client, job) for client in self._chosen(job.flows)))
             job.check_agreement()
             await self._release(job)
+            job.final = True
+            job.touch()
 
-    async def _release(self, job: Job) -> None:
-        _, failed = await each(self._chosen(job.flows), lambda client: client.delete_job(job.id))
+    async def _release(self, job: Job, only: str | None = None) -> dict[str, SwitchError]:
+        """Take a job off all switches that hold it, or off one; gives those that still do, and why."""
+        holders = job.held_by if only is None else job.held_by & {only}
+        gone, failed = await each(self._chosen(holders), lambda client: client.delete_job(job.id))
+        job.held_by -= gone.keys()
+        for name in gone:
+            self._note(job, name, None)
         for name, error in failed.items():
-            job.switch_errors[name] = error.detail
-            log.warning("job %d stays on a switch: %s", job.id, error)
-        job.on_switches = False
+            self._note(job, name, f"the job is still on it: {error.detail}")
+        if gone:
+            self._save(job)
+        return failed
+
+    async def _catch_up(self, client: SwitchClient, job: Job) -> None:
+        """Bring a switch that missed a change to the settings asked for."""
+        before = await self._now_ns(job)
+        try:
+            job.switch_states[client.name] = await _patch(client, job.id, job.symphony)
+        except SwitchError as error:
+            self._note(job, client.name, f"it does not have the settings asked for: {error.detail}")
+            return
+        after = await self._now_ns(job)
+        job.behind.discard(client.name)
+        self._note(job, client.name, None)
+        if not job.behind and job.toggles and not job.toggles[-1].complete:
+            moment = (before, after) if before is not None and after is not None else None
+            job.toggles.append(Toggle(time.time(), moment, job.enabled, job.variant, complete=True))
+        self._save(job)
+        log.info("job %d (%s): switch %s has the settings asked for now", job.id, job.name, client.name)
+
+    def _note(self, job: Job, switch: str, problem: str | None) -> None:
+        """Show what is wrong with a switch, or that nothing is; logged once."""
+        if job.switch_errors.get(switch) == problem:
+            return
+        if problem is None:
+            del job.switch_errors[switch]
+        else:
+            job.switch_errors[switch] = problem
+            log.warning("job %d (%s), switch %s: %s", job.id, job.name, switch, problem)
         job.touch()
 
     def _save(self, job: Job) -> None:
@@ -433,14 +478,29 @@ class Hub:
         while True:
             await asyncio.sleep(self._poll_s)
             for job in self.jobs.active():
-                if client.name in job.flows and not job.ended:
+                if client.name in job.flows:
                     try:
-                        await self._fetch(client, job)
-                        job.check_agreement()
+                        await self._visit(client, job)
                     except Exception:  # nobody awaits this task: a mistake would end it in silence
-                        log.exception("the samples of job %d from switch %s could not be used", job.id, client.name)
+                        log.exception("switch %s could not be polled for job %d", client.name, job.id)
 
-    async def _fetch(self, client: SwitchClient, job: Job) -> None:
+    async def _visit(self, client: SwitchClient, job: Job) -> None:
+        """Get a job's new samples from a switch, and do what the switch still has to be brought to."""
+        if not job.ended:
+            if not await self._fetch(client, job):
+                return
+            job.check_agreement()
+        if job.pending(client.name) is None or job.lock.locked():
+            return
+        async with job.lock:
+            pending = job.pending(client.name)
+            if pending == "removal":
+                await self._release(job, client.name)
+            elif pending == "settings":
+                await self._catch_up(client, job)
+
+    async def _fetch(self, client: SwitchClient, job: Job) -> bool:
+        """Whether the switch agent answered."""
         status = self.collectors[client.name]
         try:
             fresh = await client.samples(job.id, job.switch_log.last_seq[client.name])
@@ -448,14 +508,15 @@ class Hub:
             status.success, status.error = False, error.detail
             job.switch_errors[client.name] = error.detail
             job.touch()
-            return
+            return False
         status.success, status.error, status.last_success_unix_s = True, None, time.time()
-        if job.switch_errors.pop(client.name, None) is not None:
-            job.touch()
+        if job.pending(client.name) is None:
+            self._note(job, client.name, None)
         for sample in fresh:
             job.switch_log.add(client.name, sample)
         if fresh:
             job.touch()
+        return True
 
 
 async def _patch(client: SwitchClient, job_id: int, change: dict[str, Any]) -> dict[str, Any]:

@@ -84,8 +84,12 @@ class Job:
     preset: str | None = None
     """Parameter preset of the fabric, where it has one."""
     stop_requested: bool = False
-    on_switches: bool = False
-    """The switches still hold an ended job, so its identities are not free yet."""
+    held_by: set[str] = field(default_factory=set)
+    """Switches that hold the job, or may; its identities are not free before they have let go of it."""
+    behind: set[str] = field(default_factory=set)
+    """Switches that may not have the settings asked for; they get them once they answer."""
+    final: bool = False
+    """The job has ended and its figures are complete."""
     result: dict[str, Any] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     version: int = 0
@@ -105,7 +109,7 @@ class Job:
     @property
     def active(self) -> bool:
         """The job runs or may run, or the switches have not let go of it yet."""
-        return self.state in ("registered", "running") or self.on_switches
+        return not self.ended or bool(self.held_by)
 
     @property
     def ended(self) -> bool:
@@ -121,6 +125,12 @@ class Job:
     def variant(self) -> str:
         """The variant that the settings start from."""
         return str(self.symphony.get("variant", "paper"))
+
+    def pending(self, switch: str) -> str | None:
+        """What a switch still has to be brought to: "removal" of the ended job, or its "settings"."""
+        if self.ended:
+            return "removal" if switch in self.held_by else None
+        return "settings" if switch in self.behind else None
 
     def touch(self) -> None:
         """Something visible has changed."""
@@ -144,12 +154,13 @@ class Job:
             self.switch_log.check(self.recorder.track, self.recorder.clock, frontier)
 
     def switch_views(self) -> dict[str, dict[str, Any]]:
-        """Per switch: reachable or why not, its state, its newest sample."""
+        """Per switch: reachable or why not, what it is behind with, its state, its newest sample."""
         out = {}
         for name in self.flows:
             sample = self.switch_log.latest(name)
             out[name] = {
                 "error": self.switch_errors.get(name),
+                "pending": self.pending(name),
                 "state": self.switch_states.get(name),
                 "sample": None
                 if sample is None
@@ -194,7 +205,7 @@ class Job:
             "preset": self.preset,
             "symphony": self.symphony,
             "switches": self.switch_views(),
-            "on_switches": self.active,
+            "on_switches": bool(self.held_by),
             "toggles": [toggle.view() for toggle in self.toggles],
             "clock": recorder.clock.view(),
             "overlap": {"max": largest, "mean": mean},
@@ -241,8 +252,8 @@ class JobList:
         Raises ConflictError for a name in use, CapacityError when nothing is free.
         """
         active = self.active()
-        if any(job.name == name for job in active):
-            raise ConflictError(f"an active job is called {name!r} already; stop it or choose another name")
+        if namesake := next((job for job in active if job.name == name), None):
+            raise ConflictError(_name_in_use(namesake))
         if len(self._jobs) >= MAX_JOBS:
             ended = [job for job in self._jobs.values() if not job.active]
             if not ended:
@@ -256,7 +267,7 @@ class JobList:
         if job_id is None or tag is None:
             what = "Job_ID" if job_id is None else "job_tag"
             raise CapacityError(
-                f"no free {what}: {len(active)} jobs are active here, and the switches hold {len(ids_taken)} "
+                f"no free {what}: {_users(active)}, and the switches hold {len(ids_taken)} "
                 "that are not host-agent's; stop jobs, or delete stale ones on the switch agents"
             )
         self._last_id = job_id
@@ -269,3 +280,22 @@ class JobList:
     def remove(self, job: Job) -> None:
         """Forget a job; its metrics go with it."""
         self._jobs.pop(job.id, None)
+
+
+def _name_in_use(job: Job) -> str:
+    if not job.ended:
+        return f"an active job is called {job.name!r} already; stop it or choose another name"
+    return (
+        f"job {job.id}, called {job.name!r}, has ended but is still on {_holders([job])}; it is taken off as soon as "
+        "that is possible: see its errors, or choose another name"
+    )
+
+
+def _users(active: list[Job]) -> str:
+    held = [job for job in active if job.ended]
+    text = f"{len(active) - len(held)} jobs are active here"
+    return f"{text}, {len(held)} have ended but are still on {_holders(held)}" if held else text
+
+
+def _holders(jobs: list[Job]) -> str:
+    return "switch " + ", ".join(sorted(set[str]().union(*(job.held_by for job in jobs))))

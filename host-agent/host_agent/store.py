@@ -66,7 +66,7 @@ class Store:
             self._lock(lock)
             if not os.access(self.runs, os.W_OK | os.X_OK):
                 raise StorageError(
-                    f"cannot write below {self.runs}: Permission denied; correct its owner or choose another --state-dir"
+                    f"cannot write below {self.runs}: Permission denied; correct that or choose another --state-dir"
                 )
             yield
         finally:
@@ -110,6 +110,9 @@ class Store:
             "hosts": [host.model_dump() for host in job.hosts],
             "flows": job.flows,
             "symphony": job.symphony,
+            "preset": job.preset,
+            "held_by": sorted(job.held_by),
+            "behind": sorted(job.behind),
         }
         try:
             draft = job.folder / "job.json.new"
@@ -123,11 +126,14 @@ class Store:
             raise StorageError(f"cannot write {job.folder}/job.json: {_reason(error)}") from error
 
     def active_jobs(self) -> Iterator[Job]:
-        """Jobs that were active when host-agent last wrote their state. Unreadable folders are skipped."""
+        """Jobs that were active when host-agent last wrote their state, or that a switch still held.
+
+        Unreadable folders are skipped.
+        """
         for path in sorted(self.runs.glob("*/job.json")):
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
-                if content["state"] in ("registered", "running"):
+                if content["state"] in ("registered", "running") or content.get("held_by"):
                     yield self._load(path.parent, content)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
@@ -143,7 +149,12 @@ class Store:
             folder=folder,
             symphony=content["symphony"],
             state=content["state"],
+            error=content["error"],
             created_unix_s=content["created_unix_s"],
+            ended_unix_s=content["ended_unix_s"],
+            preset=content.get("preset"),
+            held_by=set(content.get("held_by", ())),
+            behind=set(content.get("behind", ())),
             events_token=(folder / "events.token").read_text(encoding="utf-8"),
         )
 

@@ -133,4 +133,4 @@ def _end_reason(hub: Hub, job: Job) -> str | None:
         gone = True
     if gone:
         return "job deleted"
-    return f"job {job.state}" if not job.active else None
+    return f"job {job.state}" if job.final else None

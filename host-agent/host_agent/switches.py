@@ -19,7 +19,11 @@ __all__ = ["SwitchClient", "each"]
 
 ATTEMPTS: Final = 3
 BACKOFF_S: Final = 0.1
-TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
+ANSWER_S: Final = 5.0
+"""Longest time that a switch agent has for an answer, all attempts together."""
+INSTALL_S: Final = 20.0
+"""The same for taking a new job: that is an entry per flow."""
+TIMEOUT: Final = httpx.Timeout(INSTALL_S, connect=2.0)
 
 T = TypeVar("T")
 
@@ -47,7 +51,7 @@ class SwitchClient:
 
     async def put_job(self, job_id: int, spec: dict[str, Any]) -> dict[str, Any]:
         """Install or replace a job; returns its state as read back from the switch."""
-        return dict(await self._call("PUT", f"/api/v1/jobs/{job_id}", spec))
+        return dict(await self._call("PUT", f"/api/v1/jobs/{job_id}", spec, limit_s=INSTALL_S))
 
     async def patch_job(self, job_id: int, symphony: dict[str, Any]) -> dict[str, Any]:
         """Change a job's Symphony settings; returns its state as read back from the switch."""
@@ -72,20 +76,20 @@ class SwitchClient:
         body: dict[str, Any] | None = None,
         *,
         attempts: int = ATTEMPTS,
+        limit_s: float | None = None,
         missing_ok: bool = False,
     ) -> Any:
         where = f"switch {self.name} ({self.url})"
-        for attempt in range(attempts):
-            try:
-                response = await self._http.request(method, path, json=body)
-                break
-            except httpx.TransportError as error:
-                if attempt + 1 == attempts:
-                    reason = str(error) or type(error).__name__
-                    raise SwitchUnreachableError(
-                        f"{where} does not answer: {reason}; is its switch-agent running?", switch=self.name
-                    ) from error
-                await asyncio.sleep(BACKOFF_S * 3**attempt)
+        limit_s = ANSWER_S if limit_s is None else limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                response = await self._send(method, path, body, attempts)
+        except (TimeoutError, httpx.TransportError) as error:
+            reason = f"nothing within {limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise SwitchUnreachableError(
+                f"{where} does not answer: {reason or type(error).__name__}; is its switch-agent running?",
+                switch=self.name,
+            ) from error
         if missing_ok and response.status_code == 404:
             return None
         if response.is_success:
@@ -99,6 +103,14 @@ class SwitchClient:
         if response.status_code == 503:
             raise SwitchUnreachableError(f"{where} is not ready: {detail}", switch=self.name)
         raise SwitchRefusedError(f"{where} refused with {response.status_code}: {detail}", switch=self.name)
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None, attempts: int) -> httpx.Response:
+        for attempt in range(attempts - 1):
+            try:
+                return await self._http.request(method, path, json=body)
+            except httpx.TransportError:
+                await asyncio.sleep(BACKOFF_S * 3**attempt)
+        return await self._http.request(method, path, json=body)
 
 
 async def each(

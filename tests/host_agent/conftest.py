@@ -35,6 +35,10 @@ class FakeSwitch:
         """Answer state changes with 409 and this text."""
         self.down = False
         """Refuse connections."""
+        self.frozen = False
+        """Accept requests and never answer."""
+        self.changes_frozen = False
+        """The same for state changes only."""
         self.forget_patches = False
         """Answer PATCH with the old state, as a switch that did not take it."""
         self._seq = 0
@@ -109,6 +113,8 @@ class _Transport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self._switch.down:
             raise httpx.ConnectError("All connection attempts failed", request=request)
+        if self._switch.frozen or (self._switch.changes_frozen and request.method != "GET"):
+            await asyncio.Event().wait()
         return await self._inner.handle_async_request(request)
 
 
