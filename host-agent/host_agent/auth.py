@@ -10,7 +10,7 @@ from pathlib import Path
 
 from host_agent.errors import BadInputError, UnauthorizedError
 
-__all__ = ["TOKEN_VARIABLE", "TokenGate", "bearer", "is_loopback", "load_token"]
+__all__ = ["TOKEN_VARIABLE", "TokenGate", "bearer", "checked_token", "is_loopback", "load_token", "read_token"]
 
 TOKEN_VARIABLE = "HOST_AGENT_TOKEN"  # noqa: S105  (a variable's name, no secret)
 
@@ -26,17 +26,33 @@ def is_loopback(host: str) -> bool:
 
 
 def load_token(path: Path | None) -> str | None:
-    """The token of --token-file, else of $HOST_AGENT_TOKEN, else none. Raises BadInputError for an unusable
-    file.
-    """
+    """The token of --token-file, else of $HOST_AGENT_TOKEN, else none. Raises BadInputError for an unusable one."""
     if path is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise BadInputError(f"cannot read the token file {path}: {error.strerror}") from error
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        return checked_token(token, f"the environment variable {TOKEN_VARIABLE}") if token else None
+    token = read_token(path)
     if len(token) < 16:
         raise BadInputError(f"the token in {path} is shorter than 16 characters; make one with `openssl rand -hex 16`")
+    return token
+
+
+def read_token(path: Path) -> str:
+    """The token in a file; blanks and line ends around it do not count. Raises BadInputError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise BadInputError(f"cannot read the token file {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        token = ""  # what cannot be read is nothing that could be shown, either
+    return checked_token(token, str(path))
+
+
+def checked_token(token: str, where: str) -> str:
+    """The token, if a header can carry it: one line of printable ASCII. Raises BadInputError without it."""
+    if not token or not all(" " <= letter <= "~" for letter in token):
+        raise BadInputError(
+            f"{where} holds no token: that is one line of printable ASCII, as `openssl rand -hex 16` makes it"
+        )
     return token
 
 

@@ -24,7 +24,7 @@ def call(server: str, token_file: Path | None, method: str, path: str, body: dic
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = httpx.request(method, server.rstrip("/") + path, json=body, headers=headers, timeout=60)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RequestError(f"no host-agent answers at {server}: {error}; start `host-agent serve`") from error
     content = answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
     if answer.is_error:

@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from host_agent.errors import StorageError, SwitchError, SwitchRefusedError, SwitchUnreachableError
+from host_agent.auth import checked_token, read_token
+from host_agent.errors import SwitchError, SwitchRefusedError, SwitchUnreachableError
 from host_agent.testbed import SwitchEntry
 
 __all__ = ["SwitchClient", "each"]
@@ -132,14 +133,10 @@ async def each(
 
 
 def _token(entry: SwitchEntry) -> str | None:
-    if entry.token_file is None:
-        return os.environ.get("SWITCH_AGENT_TOKEN")
-    try:
-        return entry.token_file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise StorageError(
-            f"cannot read the token of switch {entry.name} in {entry.token_file}: {error.strerror}"
-        ) from error
+    if entry.token_file is not None:
+        return read_token(entry.token_file)
+    token = os.environ.get("SWITCH_AGENT_TOKEN", "").strip()
+    return checked_token(token, "the environment variable SWITCH_AGENT_TOKEN") if token else None
 
 
 def _detail(response: httpx.Response) -> str:

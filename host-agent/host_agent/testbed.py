@@ -118,6 +118,8 @@ def load_testbed(path: Path) -> Testbed:
             f"cannot read {path}: {error.strerror}; start `fabric-twin run --testbed-file {path}` first, "
             "or write the file by hand (docs/host-agent.md)"
         ) from error
+    except UnicodeDecodeError as error:
+        raise TestbedError(f"{path} is no UTF-8 text: byte {error.start} cannot be read") from error
     except yaml.YAMLError as error:
         raise TestbedError(f"{path} is no YAML: {error}".replace("\n", " ")) from error
     try:

@@ -76,6 +76,69 @@ def test_a_claim_ends_with_its_process_and_is_not_inherited(tmp_path: Path) -> N
         os.kill(int(done.stdout), 9)
 
 
+@pytest.mark.parametrize(
+    "content", [b"secret-secret-1\nline2\n", b"secret-secret-1\xe4\n", b"secret-\x01secret-123\n", b"\n"]
+)
+def test_a_token_file_that_holds_no_token_is_refused_by_both_sides(
+    serve: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes
+) -> None:
+    """More than one line, or what no header can carry; the line shows nothing of it."""
+    (tmp_path / "token").write_bytes(content)
+    token = ["--token-file", str(tmp_path / "token")]
+    for arguments in (
+        [*serve, *token],
+        ["jobs", *token, "stop", "1"],
+        ["nics", "--server", "http://127.0.0.1:9", *token, "show"],
+    ):
+        assert main(arguments) == 2
+        error = one_line(capsys)
+        assert str(tmp_path / "token") in error
+        assert "secret" not in error
+
+
+@pytest.mark.parametrize("token", ["b\udce4d-b\udce4d-b\udce4d-b\udce4d", "two\nlines-and-more", "b\u00e4d"])
+def test_an_unusable_token_of_the_environment_is_refused_by_both_sides(
+    serve: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    """Bytes that are no ASCII arrive as surrogates."""
+    monkeypatch.setenv("HOST_AGENT_TOKEN", token)
+    for arguments in (serve, ["jobs", "stop", "1"]):
+        assert main(arguments) == 2
+        assert "HOST_AGENT_TOKEN holds no token" in one_line(capsys)
+
+
+def test_an_unusable_token_of_a_switch_is_refused_at_start(
+    serve: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each answer about that switch would show it as an illegal header."""
+    (tmp_path / "token").write_text("secret-secret-1\nline2\n")
+    text = TESTBED.replace('127.0.0.1:9"', f'127.0.0.1:9", token_file: {tmp_path}/token')
+    (tmp_path / "testbed.yaml").write_text(text)
+    assert main(serve) == 2
+    assert "secret" not in one_line(capsys)
+    (tmp_path / "testbed.yaml").write_text(TESTBED)
+    monkeypatch.setenv("SWITCH_AGENT_TOKEN", "secret\nsecret")
+    assert main(serve) == 2
+    assert "SWITCH_AGENT_TOKEN holds no token" in one_line(capsys)
+
+
+def test_files_that_are_no_text_are_refused_in_one_line(
+    serve: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A testbed and a wish list."""
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"nics: [\xff\xfe]")
+    for arguments in ([*serve, "--testbed", str(binary)], ["nics", "--state-dir", str(tmp_path), "plan", str(binary)]):
+        assert main(arguments) == 2
+        assert f"{binary} is no UTF-8 text: byte 7" in one_line(capsys)
+
+
+def test_a_senseless_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever httpx says of it."""
+    assert main(["jobs", "--server", "http://[", "list"]) == 1
+    one_line(capsys)
+
+
 @pytest.mark.parametrize(("folder", "reason"), [("/proc/x", "No such file"), ("/dev/null", "File exists")])
 def test_an_unusable_state_folder_is_refused_at_start(
     serve: list[str], capsys: pytest.CaptureFixture[str], folder: str, reason: str

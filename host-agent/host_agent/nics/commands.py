@@ -177,6 +177,8 @@ def _wishes(path: Path) -> Wishes:
         return Wishes.model_validate(yaml.safe_load(text))
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path} is no UTF-8 text: byte {error.start} cannot be read") from error
     except yaml.YAMLError as error:
         raise BadInputError(f"{path} is no YAML: {error}".replace("\n", " ")) from error
     except ValidationError as error:
