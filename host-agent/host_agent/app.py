@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -12,12 +12,14 @@ from fastapi import Depends, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from host_agent.auth import TokenGate, bearer
-from host_agent.errors import HostAgentError, PayloadTooLargeError
+from host_agent.errors import HostAgentError
 from host_agent.hub import Hub
 from host_agent.metrics import HubCollector, metrics_text
 from host_agent.models import EventBatch, JobRequest, SymphonySettings
@@ -30,6 +32,7 @@ from host_agent.views import cct_view, overlap_view, progress_view, switch_serie
 __all__ = ["create_app"]
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
 LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 
 
@@ -80,15 +83,16 @@ def create_app(
         redoc_url=None,
     )
     app.state.hub, app.state.gate = hub, gate
-    app.add_middleware(_BodyLimit)
-    if local_only:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)
     _add_error_answers(app)
     _add_service_routes(app, registry)
     _add_job_routes(app, hub, gate)
     _add_history_routes(app, hub, slots)
     if nics is not None:
         add_nic_routes(app, nics, gate)
+    app.add_middleware(_Methods, routes=tuple(app.routes))
+    app.add_middleware(_BodyLimit)
+    if local_only:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)
     return app
 
 
@@ -217,26 +221,69 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        return JSONResponse(
-            {"detail": error.detail, "code": code}, status_code=error.status_code, headers=error.headers
-        )
+        return _error_answer(error)
 
 
 class _BodyLimit:
-    """Refuses bodies beyond MAX_BODY_BYTES before they are in memory."""
+    """Refuses bodies beyond MAX_BODY_BYTES: by the length they announce, else while they come in."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            for name, value in scope["headers"]:
-                if name == b"content-length" and value.isdigit() and int(value) > MAX_BODY_BYTES:
-                    error = PayloadTooLargeError(
-                        f"the request body has {int(value)} bytes; {MAX_BODY_BYTES} is the most"
-                    )
-                    answer = JSONResponse({"detail": error.detail, "code": error.code}, status_code=error.status)
-                    await answer(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+            await _error_answer(_too_large())(scope, receive, send)
+            return
+        came = 0
+
+        async def counted() -> Message:
+            nonlocal came
+            message = await receive()
+            came += len(message.get("body", b""))
+            if came > MAX_BODY_BYTES:
+                raise _too_large()
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def _too_large() -> HTTPException:
+    # Not one of ours: FastAPI lets only this kind through when it reads a body.
+    return HTTPException(413, f"the request body is larger than {MAX_BODY_BYTES} bytes, which is the most")
+
+
+class _Methods:
+    """Answers 405 where a path is one of `routes`, but not with this method.
+
+    The page answers whatever no route takes, so that the framework's own 405 would never come.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = self._allowed(scope) if scope["type"] == "http" else None
+        if allowed:
+            error = HTTPException(405, f"{scope['path']} takes {allowed}", {"Allow": allowed})
+            await _error_answer(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> str:
+        """Methods that there are instead of the one asked for; empty if that one is fine or the path unknown."""
+        matches = [(route.matches(scope)[0], route) for route in self._routes]
+        if any(match is Match.FULL for match, _ in matches):
+            return ""
+        return ", ".join(
+            sorted(m for match, r in matches if match is Match.PARTIAL for m in getattr(r, "methods", None) or ())
+        )
+
+
+def _error_answer(error: HTTPException) -> JSONResponse:
+    code = CODES.get(error.status_code, "http_error")
+    return JSONResponse({"detail": error.detail, "code": code}, status_code=error.status_code, headers=error.headers)

@@ -11,7 +11,6 @@
     ├── ResultNotReadyError            404 result_not_ready
     ├── ConflictError                  409 conflict           the job is in no state for that
     │   └── CapacityError              409 capacity           no free Job_ID, job_tag or place
-    ├── PayloadTooLargeError           413 payload_too_large
     ├── SwitchError                    502 switch_error
     │   ├── SwitchRefusedError         502 switch_refused     the agent answered, and said no
     │   ├── SwitchUnreachableError     503 switch_unreachable nobody answered
@@ -20,7 +19,8 @@
     ├── StreamLimitError               503 stream_limit       too many open event streams
     └── StorageError                   507 storage            the state folder cannot be written
 
-Each carries the HTTP status and the `code` that REST answers use: {"detail": str, "code": str, ...}.
+Each carries the HTTP status and the `code` that REST answers use: {"detail": str, "code": str, ...}. The framework's
+own are 404 not_found, 405 method_not_allowed and 413 payload_too_large (`host_agent.app`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ __all__ = [
     "NicError",
     "NotPermittedError",
     "PartialUpdateError",
-    "PayloadTooLargeError",
     "ResultNotReadyError",
     "StorageError",
     "StreamLimitError",
@@ -128,13 +127,6 @@ class CapacityError(ConflictError):
     """Nothing free: Job_IDs, job_tags or places in the job list."""
 
     code = "capacity"
-
-
-class PayloadTooLargeError(HostAgentError):
-    """A request body beyond the documented bound."""
-
-    status = 413
-    code = "payload_too_large"
 
 
 class SwitchError(HostAgentError):

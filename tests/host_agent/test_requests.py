@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are refused whatever they ask for: by size and by method."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from host_agent.app import MAX_BODY_BYTES
+from host_agent.page import attach_page
+
+CHUNK = b" " * 65536
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/api/v1/jobs"), ("POST", "/api/v1/jobs/1/events")])
+async def test_a_body_of_unknown_length_is_counted_as_it_comes(bench: Any, method: str, path: str) -> None:
+    """Chunked encoding announces no length: 413, and no more than the bound is ever taken."""
+    await bench.register("a")
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while taken < 4 * MAX_BODY_BYTES:
+            taken += len(CHUNK)
+            yield CHUNK
+
+    answer = await bench.client.request(method, path, content=endless(), headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+    assert taken <= MAX_BODY_BYTES + len(CHUNK)
+
+
+@pytest.mark.parametrize("with_page", [False, True])
+async def test_a_known_path_with_another_method_is_405(make_bench: Callable[..., Any], with_page: bool) -> None:
+    """With what it takes instead; an unknown path stays 404, with the page, too, that takes all the rest."""
+    bench = make_bench()
+    if with_page:
+        attach_page(bench.client._transport.app, bench.hub)
+    for method, path, allowed in (
+        ("PUT", "/api/v1/jobs", "GET, POST"),
+        ("POST", "/api/v1/jobs/1", "DELETE, GET"),
+        ("GET", "/api/v1/jobs/1/symphony", "PATCH"),
+        ("POST", "/healthz", "GET"),
+        ("DELETE", "/metrics", "GET"),
+    ):
+        answer = await bench.client.request(method, path)
+        assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed"), path
+        assert answer.headers["Allow"] == allowed
+    answer = await bench.client.request("PUT", "/api/v1/nothing")
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    await bench.client.aclose()
+    await bench.hub.close()
