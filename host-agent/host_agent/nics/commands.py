@@ -24,6 +24,7 @@ from host_agent.client import RequestError, call
 from host_agent.errors import BadInputError, ConflictError, NicError, NotPermittedError, UnknownNicError
 from host_agent.nics.checks import CHECKS
 from host_agent.nics.models import Wishes
+from host_agent.nics.routes import LONGEST_WATCH_S
 from host_agent.nics.service import NicService
 from host_agent.store import default_state_dir
 from ring_bench.doctor import Finding, Report, Severity
@@ -139,6 +140,11 @@ def _outcome(arguments: argparse.Namespace, answer: dict[str, Any]) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     if not arguments.server:
         return examine(arguments, checks=CHECKS)
+    if arguments.interval > LONGEST_WATCH_S:
+        raise BadInputError(
+            f"--interval {arguments.interval:g}: a service watches counters for at most {LONGEST_WATCH_S:g} s; "
+            "for longer, run doctor on that machine without --server"
+        )
     body = {
         "only": arguments.only,
         "devices": arguments.device,

@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from host_agent.auth import TokenGate, bearer
+from host_agent.nics.checks import CHECKS
 from host_agent.nics.models import RestoreRequest, Wishes
 from host_agent.nics.service import NicService
 from ring_bench.doctor import Options
 
-__all__ = ["DoctorRequest", "add_nic_routes"]
+__all__ = ["LONGEST_WATCH_S", "DoctorRequest", "add_nic_routes"]
+
+LONGEST_WATCH_S: Final = 10.0
+"""Longest interval over which the service watches counters. The command by itself may take longer: here every other
+request about NICs waits for it, and so does the end of the service.
+"""
 
 
 class DoctorRequest(BaseModel):
@@ -26,10 +32,19 @@ class DoctorRequest(BaseModel):
     peers: list[str] = []
     memory: Annotated[int, Field(ge=0)] = 256 << 20
     traffic_class: Annotated[int, Field(ge=0, le=255)] = 106
-    gid_index: Annotated[int, Field(ge=0)] | None = None
-    switch_mtu: Annotated[int, Field(ge=576)] | None = None
-    interval_s: Annotated[float, Field(ge=0, le=10)] = 1.0
+    gid_index: Annotated[int, Field(ge=0, le=0xFFFF)] | None = None
+    switch_mtu: Annotated[int, Field(ge=576, le=0xFFFF)] | None = None
+    interval_s: Annotated[float, Field(ge=0, le=LONGEST_WATCH_S)] = 1.0
     probe: bool = False
+
+    @field_validator("only")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        known = sorted(name for check in CHECKS for name in check.ids)
+        for name in names:
+            if name not in known:
+                raise ValueError(f"no check {name!r}; there are {', '.join(known)}")
+        return names
 
     def options(self) -> Options:
         """As the doctor takes them."""

@@ -164,6 +164,30 @@ def test_a_file_that_is_no_wish_list_is_refused(capsys: pytest.CaptureFixture[st
     assert "no host-agent answers" in errors[2]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"only": ["memlock", "zzz"]}, ["no check 'zzz'", "memlock", "pyroute2"]),
+        ({"interval_s": 11}, ["interval_s", "10"]),
+        ({"gid_index": 65536}, ["gid_index"]),
+        ({"switch_mtu": 65536}, ["switch_mtu"]),
+    ],
+)
+async def test_the_doctor_of_the_service_refuses_what_it_does_not_know(
+    client: httpx.AsyncClient, body: dict[str, Any], words: list[str]
+) -> None:
+    """As the command does; no findings at all would look like a clean machine."""
+    answer = await client.post("/api/v1/doctor", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_input")
+    assert all(word in answer.json()["detail"] for word in words)
+
+
+def test_the_doctor_command_says_how_long_a_service_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Longer is possible without --server only."""
+    assert main(["doctor", "--server", "http://far:9400", "--interval", "20"]) == 2
+    assert "at most 10 s" in capsys.readouterr().err
+
+
 def test_the_doctor_command_has_ring_benchs_checks_and_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """JSON for scripts."""
     assert main(["doctor", "--only", "capabilities,pyroute2", "--json"]) == 0
