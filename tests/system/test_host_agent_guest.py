@@ -21,7 +21,7 @@ NAMES = {  # node_exporter's, by soft-RoCE's
     "rcvd_seq_err": "node_infiniband_packet_sequence_errors_total",
     "rcvd_rnr_err": "node_infiniband_rnr_nak_retry_packets_received_total",
 }
-OTHER = "symphony_nic_counter_total"
+OTHER = "symphony_nic_statistics_total"
 
 Series = dict[tuple[str, str, str], float]
 

@@ -2,7 +2,7 @@
 """NIC counters as Prometheus metrics, under the names that node_exporter gives them (``node_infiniband_...``).
 
 Drivers other than mlx5, and the twin, count the same things under other names: they share the metric where the meaning
-is the same. What node_exporter has no name for is ``symphony_nic_counter_total``, with the kernel's name as label.
+is the same. What node_exporter has no name for is ``symphony_nic_statistics_total``, with the kernel's name as label.
 ``port_data_*_bytes_total`` are bytes; the kernel counts 4-byte words. Do not run node_exporter's infiniband collector
 on the same target: the series would be there twice.
 """
@@ -108,7 +108,7 @@ class NicCollector(Collector):
         families: dict[str, CounterMetricFamily] = {}
         labels = ["device", "port"]
         other = CounterMetricFamily(
-            "symphony_nic_counter", "Counters that node_exporter has no name for.", labels=[*labels, "counter"]
+            "symphony_nic_statistics", "Counters that node_exporter has no name for.", labels=[*labels, "counter"]
         )
         state = GaugeMetricFamily(f"{_PREFIX}state_id", "State of the port; 4: active, 1: down.", labels=labels)
         rate = GaugeMetricFamily(f"{_PREFIX}rate_bytes_per_second", "Speed of the port.", labels=labels)

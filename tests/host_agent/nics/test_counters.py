@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from metric_names import lint
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -94,7 +95,7 @@ async def test_soft_roces_counters_share_the_names_and_the_rest_keeps_its_own(fi
     found = exported(counters)
     assert found["node_infiniband_port_packets_transmitted_total", "rxe0", "1"] == 7
     assert found["node_infiniband_packet_sequence_errors_total", "rxe0", "1"] == 1
-    assert found["symphony_nic_counter_total", "rxe0", "1", "ack_deferred"] == 5
+    assert found["symphony_nic_statistics_total", "rxe0", "1", "ack_deferred"] == 5
 
 
 async def test_two_counters_of_one_meaning_make_no_duplicate_series(nic: Any) -> None:
@@ -104,7 +105,7 @@ async def test_two_counters_of_one_meaning_make_no_duplicate_series(nic: Any) ->
     await counters.sample()
     found = exported(counters)
     assert found["node_infiniband_out_of_sequence_packets_received_total", "mlx5_0", "1"] == 9
-    assert found["symphony_nic_counter_total", "mlx5_0", "1", "out_of_sequence"] == 2
+    assert found["symphony_nic_statistics_total", "mlx5_0", "1", "out_of_sequence"] == 2
 
 
 async def test_a_device_that_is_gone_takes_its_series_along(nic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +143,19 @@ async def test_the_twins_nics_are_exported_the_same_way(files: Any) -> None:
     found = exported(counters)
     assert found["node_infiniband_port_packets_transmitted_total", "twin_h0", "1"] == 12
     assert found["node_infiniband_np_cnp_packets_sent_total", "twin_h0", "1"] == 4
-    assert found["symphony_nic_counter_total", "twin_h0", "1", "retransmitted_packets"] == 1
+    assert found["symphony_nic_statistics_total", "twin_h0", "1", "retransmitted_packets"] == 1
+
+
+async def test_names_are_conventional(nic: Any) -> None:
+    """promtool has nothing to say, neither about node_exporter's names nor about ours."""
+    nic.write(f"{HW}/ack_deferred", 5)
+    counters = counters_of(nic)
+    await counters.sample()
+    registry = CollectorRegistry()
+    registry.register(NicCollector(counters))
+    text = metrics_text(registry)
+    assert b"symphony_nic_statistics_total{" in text
+    lint(text)
 
 
 async def test_a_twin_that_does_not_answer_is_told_and_does_not_hide_real_nics(nic: Any) -> None:
