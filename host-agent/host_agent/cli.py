@@ -341,9 +341,9 @@ def _print_job(arguments: argparse.Namespace, job: dict[str, Any]) -> int:
         "job": f"{job['id']} {job['name']} ({kind})",
         "state": job["state"] + (f": {job['error']}" if job["error"] else ""),
         "symphony": f"{'on' if job['enabled'] else 'off'} ({job['variant']})",
-        "step overlap": f"max {job['overlap']['max']}, mean {job['overlap']['mean']:.2f}",
+        "step overlap": _overlap_text(job["overlap"]),
         "CCT": _cct_text(job["cct"]),
-        "marks": f"symphony {job['marks']['symphony']}, queue {job['marks']['queue']}",
+        "marks": _marks_text(job),
     }
     for switch, view in job["switches"].items():
         rows[f"switch {switch}"] = view["error"] or "ok"
@@ -355,7 +355,19 @@ def _print_job(arguments: argparse.Namespace, job: dict[str, Any]) -> int:
     return 0
 
 
+def _overlap_text(overlap: dict[str, Any]) -> str:
+    return "none yet" if overlap["max"] is None else f"max {overlap['max']}, mean {overlap['mean']:.2f}"
+
+
 def _cct_text(cct: dict[str, Any]) -> str:
     if cct["p50_s"] is None:
         return "none yet"
-    return f"p50 {cct['p50_s'] * 1e3:.3f} ms, p99 {cct['p99_s'] * 1e3:.3f} ms over {cct['collectives']}"
+    text = f"p50 {cct['p50_s'] * 1e3:.3f} ms, p99 {cct['p99_s'] * 1e3:.3f} ms over {cct['collectives']}"
+    return text if cct["busbw_gbps"] is None else f"{text}; bus bandwidth {cct['busbw_gbps']:.3f} GB/s"
+
+
+def _marks_text(job: dict[str, Any]) -> str:
+    if job["marks"]["symphony"] is None and job["marks"]["queue"] is None:
+        return "unknown: no sample of a switch"
+    text = ", ".join(f"{kind} {'unknown' if count is None else count}" for kind, count in job["marks"].items())
+    return f"{text}; incomplete, without {', '.join(job['counters_missing'])}" if job["counters_missing"] else text

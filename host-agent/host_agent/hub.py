@@ -36,6 +36,7 @@ from host_agent.errors import (
 )
 from host_agent.jobs import Job, JobList, Toggle
 from host_agent.launcher import BenchProcess, bench_command, end_leftover, find_program, tail
+from host_agent.limits import check_bench
 from host_agent.models import EventBatch, JobRequest, JobState, SymphonySettings
 from host_agent.placement import flows_by_switch
 from host_agent.store import Store
@@ -169,6 +170,8 @@ class Hub:
                 'the job without "bench"'
             )
         flows = flows_by_switch(hosts, request.bench)
+        if request.bench is not None:
+            check_bench(request.bench, len(hosts))
         async with self._allocation:
             held, failed = await each(self._chosen(flows), SwitchClient.jobs)
             if failed:
@@ -384,6 +387,8 @@ class Hub:
             how = f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
             job.error = f"ring-bench {how}" + (f": {job.log_tail[-1]}" if job.log_tail else "")
         job.result = self.store.result(job.folder)
+        if job.result is not None:
+            job.recorder.conclude(job.result)
         await self._end(job, state)
 
     async def _end(self, job: Job, state: JobState) -> None:
@@ -507,9 +512,11 @@ class Hub:
         except HostAgentError as error:
             status.success, status.error = False, error.detail
             job.switch_errors[client.name] = error.detail
+            job.switch_log.silent.add(client.name)
             job.touch()
             return False
         status.success, status.error, status.last_success_unix_s = True, None, time.time()
+        job.switch_log.silent.discard(client.name)
         if job.pending(client.name) is None:
             self._note(job, client.name, None)
         for sample in fresh:

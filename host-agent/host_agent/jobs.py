@@ -98,7 +98,8 @@ class Job:
     def __post_init__(self) -> None:
         sites = list(self.flows)
         index = {name: site for site, name in enumerate(sites)}
-        self.recorder = Recorder([index.get(host.switch, -1) for host in self.hosts])
+        warmup = self.request.bench.warmup if self.request.bench else 0
+        self.recorder = Recorder([index.get(host.switch, -1) for host in self.hosts], warmup=warmup)
         self.switch_log = SwitchLog(sites, LAYOUT.step_bits)
 
     @property
@@ -212,6 +213,7 @@ class Job:
             "cct": recorder.collectives.summary(),
             "marks": {"symphony": totals["marked_symphony"], "queue": totals["marked_queue"]},
             "packets": {"all": totals["packets"], "outpacing": totals["outpacing"]},
+            "counters_missing": self.switch_log.missing(),
             "agreement": self.switch_log.agreement.view(),
             "events": {"received": recorder.received, "dropped": recorder.dropped},
             "log_tail": self.log_tail,

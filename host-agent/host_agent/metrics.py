@@ -61,7 +61,14 @@ class HubCollector(Collector):
         )
         busbw = GaugeMetricFamily(
             "symphony_bus_bandwidth_bytes_per_second",
-            "Bus bandwidth of the newest collectives, mean over groups (nccl-tests' busbw).",
+            "nccl-tests' busbw over the timed iterations so far, pipelined ones included: size x 2(N-1)/N / (first "
+            "post to last completion / iterations), mean over groups; after the run the result's Avg bus bandwidth.",
+            labels=["job"],
+        )
+        newest = GaugeMetricFamily(
+            "symphony_collective_bus_bandwidth_bytes_per_second",
+            "Of each group's newest collective by itself: size x 2(N-1)/N / its completion time, mean over groups. "
+            "Less than symphony_bus_bandwidth_bytes_per_second where iterations overlap in time.",
             labels=["job"],
         )
         events = CounterMetricFamily("symphony_events", "Step events received from the ranks.", labels=["job"])
@@ -86,9 +93,10 @@ class HubCollector(Collector):
             running.add_metric([job.name], float(job.state == "running"))
             events.add_metric([job.name], job.recorder.received)
             dropped.add_metric([job.name], job.recorder.dropped)
-            rate = job.recorder.collectives.latest_busbw_gbps()
-            if rate is not None:
-                busbw.add_metric([job.name], rate * 1e9)
+            figures = job.recorder.collectives.summary()
+            for family, rate in ((busbw, figures["busbw_gbps"]), (newest, figures["busbw_gbps_newest"])):
+                if rate is not None:
+                    family.add_metric([job.name], rate * 1e9)
             if job.ended:
                 continue
             enabled.add_metric([job.name], float(job.enabled))
@@ -97,17 +105,19 @@ class HubCollector(Collector):
             figure = job.switch_log.figures[-1] if job.switch_log.figures else None
             if figure is not None and time.time() - figure.time_unix_s < STALE_S:
                 overlap.add_metric([job.name, "switch"], figure.overlap)
-        yield from (info, enabled, running, overlap, busbw, events, dropped)
+        yield from (info, enabled, running, overlap, busbw, newest, events, dropped)
 
     def _duration_families(self, jobs: list[Job]) -> Iterator[Metric]:
         collective = HistogramMetricFamily(
             "symphony_collective_duration_seconds",
-            "Collective completion time: first post to last completion over all ranks of a group.",
+            "Collective completion time: first post to last completion over all ranks of a group. Timed iterations; "
+            "of ranks that somebody else started all of them, as their warm-up is not known here.",
             labels=["job"],
         )
         step = HistogramMetricFamily(
             "symphony_step_duration_seconds",
-            "From a step's first post to its receiver's completion.",
+            "From a step's first post to its receiver's completion. Iterations as in "
+            "symphony_collective_duration_seconds.",
             labels=["job"],
         )
         for job in jobs:

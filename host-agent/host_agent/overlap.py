@@ -204,12 +204,13 @@ class StepTrack:
             int(smallest.min()) if smallest.size else None,
         )
 
-    def summary(self) -> tuple[int, float]:
-        """The largest overlap and its time-weighted mean while anything is in flight."""
+    def summary(self) -> tuple[int | None, float | None]:
+        """The largest overlap and its time-weighted mean from the first post to the newest change, as ring-bench's
+        result has them; None while nothing has been reported.
+        """
         t, value = self.overlap()
-        if t.size < 2:
-            return (int(value.max()) if value.size else 0), float(value.max()) if value.size else 0.0
-        busy = value[:-1] > 0
-        span = np.diff(t)[busy].astype(np.float64)
-        mean = float(np.average(value[:-1][busy], weights=span)) if span.sum() > 0 else 0.0
+        if not value.size:
+            return None, None
+        span = np.diff(t).astype(np.float64)
+        mean = float(np.average(value[:-1], weights=span)) if span.size else float(value[0])
         return int(value.max()), mean

@@ -43,11 +43,15 @@ class _Posted(NamedTuple):
 
 
 class Recorder:
-    """Everything a job's ranks have reported in its current run."""
+    """Everything a job's ranks have reported in its current run.
 
-    def __init__(self, sites_of_ranks: Sequence[int], fold_at: int = FOLD_AT) -> None:
+    `warmup`: leading iterations that are not timed, and so count in no figure but the overlap.
+    """
+
+    def __init__(self, sites_of_ranks: Sequence[int], fold_at: int = FOLD_AT, *, warmup: int = 0) -> None:
         self._sites = sites_of_ranks
         self._fold_at = fold_at
+        self._warmup = warmup
         self.run: str | None = None
         self.received = 0
         self.refused = 0
@@ -60,7 +64,7 @@ class Recorder:
     def _reset(self, clock: ClockKind) -> None:
         self.clock = JobClock(clock)
         self.track = StepTrack(self._fold_at)
-        self.collectives = CollectiveLog()
+        self.collectives = CollectiveLog(warmup=self._warmup)
         self.first_ns: int | None = None
         self.frontier_ns: int | None = None
         self._newest_step = 0
@@ -91,7 +95,7 @@ class Recorder:
             if self.dropped:
                 self._close_lost(group, iteration, end_ns)
         if batch.result is not None:
-            self.result = batch.result
+            self.conclude(batch.result)
         mapping = self.track.fold_if_full()
         if mapping is not None:
             moved = {key: posted._replace(handle=int(mapping[posted.handle])) for key, posted in self._open.items()}
@@ -127,7 +131,8 @@ class Recorder:
 
     def _done(self, key: Key, posted: _Posted, end_ns: int) -> None:
         self.track.finish(posted.handle, end_ns)
-        self.step_durations.observe(max(0, end_ns - posted.start_ns) / 1e9)
+        if self.collectives.timed(posted.iteration):
+            self.step_durations.observe(max(0, end_ns - posted.start_ns) / 1e9)
         lane = key[:2]
         self._completed[lane] = max(key[3], self._completed.get(lane, key[3]))
 
@@ -136,6 +141,11 @@ class Recorder:
         lost = [k for k, p in self._open.items() if k[0] == group and p.iteration <= iteration]
         for key in lost:
             self.track.finish(self._open.pop(key).handle, end_ns)
+
+    def conclude(self, result: dict[str, Any]) -> None:
+        """Take ring-bench's result of the current run."""
+        self.result = result
+        self.collectives.conclude(result)
 
     def finish(self) -> None:
         """The run is over: nothing is in flight any more, and the last collectives are complete."""

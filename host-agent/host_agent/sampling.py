@@ -18,12 +18,18 @@ from typing import Any, Final, NamedTuple
 from host_agent.clocks import JobClock
 from host_agent.overlap import StepTrack, unwrap
 
-__all__ = ["Agreement", "SwitchLog", "SwitchSample", "TickFigure", "Window"]
+__all__ = ["GAP_TICKS", "Agreement", "SwitchLog", "SwitchSample", "TickFigure", "Window"]
 
 HISTORY: Final = 20_000
 """Samples kept per switch, and tick figures per job."""
 OPEN_TICKS: Final = 400
 """Ticks that wait for a switch's sample; at 50 ms a tick, 20 s."""
+GAP_TICKS: Final = 3
+"""More ticks than this from one sample to the next: nobody looked in between, and no line may join the two."""
+LATE_S: Final = 2.0
+"""A switch's newest sample is this much (wall clock) older than another's: its counters are not those of now. Agents
+are asked one by one, twice a second.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class SwitchLog:
         self.step_bits = step_bits
         self.samples: dict[str, deque[SwitchSample]] = {name: deque(maxlen=HISTORY) for name in sites}
         self.last_seq = dict.fromkeys(sites, 0)
+        self.silent: set[str] = set()
+        """Switches whose agent did not answer when last asked for samples."""
         self.figures: deque[TickFigure] = deque(maxlen=HISTORY)
         self.incomplete_ticks = 0
         self.agreement = Agreement()
@@ -174,17 +182,29 @@ class SwitchLog:
             if largest and smallest:
                 self.agreement.count(figure.overlap, max(0, max(largest) - min(smallest) + 1))
 
-    def totals(self) -> dict[str, int]:
-        """Counters of the newest samples, summed over the switches (counters the agent could not read are
-        left out).
+    def totals(self) -> dict[str, int | None]:
+        """Counters of the newest samples, summed over the switches that have them; None where none has.
+
+        They count from the job's start, so what was not sampled in between is not lost; see `missing`.
         """
-        out = {"packets": 0, "outpacing": 0, "marked_symphony": 0, "marked_queue": 0}
-        for name in self.sites:
-            sample = self.latest(name)
-            if sample is not None:
-                for key in out:
-                    out[key] += getattr(sample, key) or 0
+        out: dict[str, int | None] = {}
+        newest = [sample for name in self.sites if (sample := self.latest(name)) is not None]
+        for key in ("packets", "outpacing", "marked_symphony", "marked_queue"):
+            known = [value for sample in newest if (value := getattr(sample, key)) is not None]
+            out[key] = sum(known) if known else None
         return out
+
+    def missing(self) -> list[str]:
+        """Switches of which `totals` holds no counters, or old ones: their agent is silent, or reads none."""
+        newest = {name: self.latest(name) for name in self.sites}
+        latest = max((sample.time_unix_s for sample in newest.values() if sample is not None), default=0.0)
+        return [
+            name
+            for name, sample in newest.items()
+            if name in self.silent
+            or (sample is None and latest)
+            or (sample is not None and (sample.packets is None or sample.time_unix_s < latest - LATE_S))
+        ]
 
     def _place(self, switch: str, sample: SwitchSample) -> None:
         tick = sample.seq

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from host_agent.jobs import Job
 from host_agent.overlap import downsample
+from host_agent.sampling import GAP_TICKS
 
 __all__ = [
     "MAX_POINTS",
@@ -31,32 +35,65 @@ def host_overlap(job: Job, since: int | None = None, limit: int = MAX_POINTS) ->
     return [list(point) for point in zip(t.tolist(), thin.tolist(), strict=True)]
 
 
-def switch_overlap(job: Job, since: int | None = None, limit: int = MAX_POINTS) -> list[list[int]]:
-    """[[t_ns, overlap], ...]: the switches' figure at each sampling tick, on the job's clock."""
+def switch_overlap(
+    job: Job, since: int | None = None, limit: int = MAX_POINTS, *, breaks: bool = False
+) -> list[list[int | None]]:
+    """[[t_ns, overlap], ...]: the switches' figure at each sampling tick, on the job's clock.
+
+    With `breaks`, a point with None stands in each gap, so that no line is drawn over it.
+    """
     place = job.recorder.clock.place
-    points = [[place(figure.t_ns, figure.time_unix_s), figure.overlap] for figure in job.switch_log.figures]
+    figures = [(place(figure.t_ns, figure.time_unix_s), figure) for figure in job.switch_log.figures]
     if since is not None:
-        points = [point for point in points if point[0] > since]
-    stride = -(-len(points) // limit) if points else 1
-    return points[::stride]
+        figures = [placed for placed in figures if placed[0] > since]
+    out: list[list[int | None]] = []
+    for position, gap in _thinned([figure.tick for _, figure in figures], limit):
+        t_ns, figure = figures[position]
+        if gap and breaks:
+            out.append([t_ns, None])
+        out.append([t_ns, figure.overlap])
+    return out
 
 
-def switch_series(job: Job, switch: str, limit: int = MAX_POINTS) -> list[dict[str, int | None]]:
-    """A switch's samples over time: alpha and the counters (null where the agent could not read one)."""
+def switch_series(
+    job: Job, switch: str, limit: int = MAX_POINTS, *, breaks: bool = False
+) -> list[dict[str, int | None]]:
+    """A switch's samples over time: alpha and the counters (null where the agent could not read one).
+
+    With `breaks`, a sample without figures stands in each gap.
+    """
     place = job.recorder.clock.place
     samples = [s for s in job.switch_log.samples[switch] if s.switch_time_ns is not None]
-    stride = -(-len(samples) // limit) if samples else 1
-    return [
-        {
-            "t_ns": place(s.switch_time_ns or 0, s.time_unix_s),
-            "alpha": s.alpha,
-            "marked_symphony": s.marked_symphony,
-            "marked_queue": s.marked_queue,
-            "packets": s.packets,
-            "outpacing": s.outpacing,
+    out: list[dict[str, int | None]] = []
+    for position, gap in _thinned([sample.seq for sample in samples], limit):
+        sample = samples[position]
+        point: dict[str, int | None] = {
+            "t_ns": place(sample.switch_time_ns or 0, sample.time_unix_s),
+            "alpha": sample.alpha,
+            "marked_symphony": sample.marked_symphony,
+            "marked_queue": sample.marked_queue,
+            "packets": sample.packets,
+            "outpacing": sample.outpacing,
         }
-        for s in samples[::stride]
-    ]
+        if gap and breaks:
+            out.append(dict.fromkeys(point) | {"t_ns": point["t_ns"]})
+        out.append(point)
+    return out
+
+
+def _thinned(ticks: Sequence[int], limit: int) -> Iterator[tuple[int, bool]]:
+    """Positions of at most `limit` samples, and whether there is a gap between one and the one before it.
+
+    A gap is more than GAP_TICKS times the usual distance of two samples: an agent may not keep up with every tick.
+    """
+    if not ticks:
+        return
+    distance = np.diff(np.asarray(ticks, np.int64), prepend=ticks[0])
+    usual = max(1, int(np.median(distance[1:]))) if len(ticks) > 1 else 1
+    gaps = np.cumsum(distance > GAP_TICKS * usual)
+    stride = -(-len(ticks) // limit)
+    for position in range(0, len(ticks), stride):
+        yield position, bool(gaps[position] > gaps[max(0, position - stride)])
 
 
 def overlap_view(job: Job, since: int | None = None) -> dict[str, Any]:
@@ -72,7 +109,7 @@ def overlap_view(job: Job, since: int | None = None) -> dict[str, Any]:
         "mean": mean,
         "toggles": [toggle.view() for toggle in job.toggles],
         "agreement": job.switch_log.agreement.view() | {"incomplete_ticks": job.switch_log.incomplete_ticks},
-        "events": {"received": job.recorder.received, "dropped": job.recorder.dropped},
+        "events": {"received": job.events_received, "dropped": job.events_dropped},
     }
 
 

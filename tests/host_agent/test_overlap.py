@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host_agent.overlap import NONE, OPEN, StepTrack, downsample, in_flight_range, unwrap
+from ring_bench.overlap import StepChange, overlap_history, summarise
 
 instances = st.lists(
     st.tuples(st.integers(0, 60), st.one_of(st.none(), st.integers(0, 30)), st.integers(0, 12), st.integers(0, 2)),
@@ -108,15 +112,26 @@ def test_folding_keeps_the_curve(count: int, jitter: int) -> None:
         assert value_at(ft.tolist(), fvalues.tolist(), moment) == value_at(t.tolist(), values.tolist(), moment)
 
 
-def test_summary_weighs_by_time_and_leaves_idle_time_out() -> None:
-    """10 ns at overlap 1, 10 ns at 3, idle, 20 ns at 1: mean over the 40 busy ns is 1.5."""
+def test_summary_weighs_by_time_idle_time_included() -> None:
+    """10 ns at overlap 1, 10 ns at 3, 80 ns idle, 20 ns at 1: mean over 120 ns is 0.5."""
     track = build([(0, 20, 5, 0), (10, 10, 7, 0), (100, 20, 8, 0)])
-    assert track.summary() == (3, 1.5)
+    assert track.summary() == (3, 0.5)
 
 
-def test_nothing_in_flight_is_zero() -> None:
-    """An empty track is idle, and so is one whose instances took no time."""
-    assert StepTrack().summary() == (0, 0.0)
+@pytest.mark.parametrize("seed", range(5))
+def test_summary_is_ring_benchs(seed: int) -> None:
+    """The same events give the largest and the mean overlap that ring-bench's result has."""
+    draw = random.Random(seed)
+    rows = [(draw.randrange(5000), draw.randrange(1, 300), draw.randrange(40), 0) for _ in range(100)]
+    changes = [StepChange(start, step, True) for start, _, step, _ in rows]
+    changes += [StepChange(start + length, step, False) for start, length, step, _ in rows]
+    largest, mean = build(rows).summary()
+    assert (largest, pytest.approx(mean)) == summarise(overlap_history(changes))
+
+
+def test_nothing_reported_is_unknown_and_nothing_in_flight_is_zero() -> None:
+    """An empty track knows nothing; one whose instances took no time is idle."""
+    assert StepTrack().summary() == (None, None)
     assert build([(5, 0, 1, 0)]).overlap()[1].max(initial=0) == 0
 
 

@@ -17,7 +17,7 @@ from host_agent.auth import TokenGate
 from host_agent.page import charts
 from host_agent.page.job_panel import assumptions
 from host_agent.page.layout import LivePage
-from host_agent.page.widgets import number, seconds
+from host_agent.page.widgets import bandwidth, number, seconds
 from host_agent.views import MAX_POINTS
 
 
@@ -81,6 +81,93 @@ async def test_charts_show_the_job_s_figures(bench: Any, eventually: Callable[..
     assert cct["series"][0]["data"] == [[0, 60.0], [0, 70.0]]
     assert cct["yAxis"][0]["name"] == "CCT [ms]"
     json.dumps([options(job) for options in ALL])
+
+
+async def sampled(bench: Any, gap: int, eventually: Callable[..., Any]) -> Any:
+    """A job with ten samples per switch, tor1's with a gap of so many ticks after the fifth."""
+    await bench.register("a")
+    job = bench.hub.jobs.get(1)
+    for name, switch in bench.switches.items():
+        for tick in range(1, 11 + gap):
+            if not (name == "tor1" and 5 < tick <= 5 + gap):
+                switch.feed(1, at=1000 + tick * 0.05, ns=tick * 1_000_000, low=tick, high=tick + 1, packets=tick)
+            else:
+                switch._seq += 1
+    await eventually(lambda: all(job.switch_log.last_seq[name] == 10 + gap for name in bench.switches))
+    return job
+
+
+async def test_a_gap_in_the_samples_is_no_line(bench: Any, eventually: Callable[..., Any]) -> None:
+    """tor1's agent was away: nothing is drawn over that time, of its own curves and of the switches' overlap."""
+    job = await sampled(bench, 8, eventually)
+    for options, of_tor1 in ((charts.overlap_options, 1), (charts.alpha_options, 1), (charts.marks_options, 2)):
+        curve = [value for _, value in options(job)["series"][of_tor1]["data"]]
+        assert curve.index(None) == 5, options
+        assert curve.count(None) == 1
+        assert len(curve) == 11
+    tor0 = [value for _, value in charts.alpha_options(job)["series"][0]["data"]]
+    assert None not in tor0
+    rest = (await bench.client.get("/api/v1/jobs/1/overlap")).json()
+    assert all(value is not None for _, value in rest["switch"])
+
+
+async def test_a_tick_that_is_left_out_is_no_gap(bench: Any, eventually: Callable[..., Any]) -> None:
+    """An agent on a busy machine may miss a few."""
+    job = await sampled(bench, 2, eventually)
+    assert None not in [value for _, value in charts.overlap_options(job)["series"][1]["data"]]
+
+
+async def test_totals_without_a_switch_are_marked(bench: Any, eventually: Callable[..., Any]) -> None:
+    """tor1's agent dies and the job ends: its packets are not in the totals, which say so everywhere."""
+    job = await reported(bench)
+    await eventually(lambda: len(job.switch_log.figures) == 3)
+    assert job.view()["counters_missing"] == []
+    bench.switches["tor1"].down = True
+    await eventually(lambda: job.view()["counters_missing"] == ["tor1"])
+    bench.switches["tor1"].down = False
+    await eventually(lambda: job.view()["counters_missing"] == [])  # it counts from the job's start: nothing is lost
+    bench.switches["tor1"].down = True
+    await bench.client.post("/api/v1/jobs/1/stop")
+    view = (await bench.client.get("/api/v1/jobs/1")).json()
+    assert (view["state"], view["counters_missing"], view["packets"]["all"]) == ("stopped", ["tor1"], 6)
+    async with visiting(bench) as user:
+        await user.should_see("without tor1")
+        await user.should_see("tor1 could not be read at the end of the job")
+
+
+async def test_unknown_figures_are_a_dash(bench: Any) -> None:
+    """A job without a report or a sample, as after a restart of host-agent: nothing of it is 0."""
+    await bench.register("a")
+    bench.hub.jobs.get(1).preset = None
+    async with visiting(bench) as user:
+        await user.should_see("preset: –")
+        tiles = [e.text for e in user.find(kind=ui.label).elements if "v" in e.classes]
+        assert tiles == ["–"] * 7
+
+
+def test_labels_of_toggles_do_not_cover_each_other() -> None:
+    """Two rows; beyond that the older one goes without. What holds now is always said."""
+    assert charts._label_rows([0.0, 50.0, 100.0], 20.0) == [0, 0, 0]
+    assert charts._label_rows([0.0, 5.0, 100.0], 20.0) == [1, 0, 0]
+    assert charts._label_rows([0.0, 5.0, 10.0], 20.0) == [None, 1, 0]
+
+
+async def test_the_page_s_figures_are_those_of_rest(bench: Any) -> None:
+    """CCT and bus bandwidth; what the newest collectives had by themselves is named so, and gone once it ended."""
+    await reported(bench)
+    cct = (await bench.client.get("/api/v1/jobs/1")).json()["cct"]
+    async with visiting(bench) as user:
+        await user.should_see(bandwidth(cct["busbw_gbps"]))
+        await user.should_see(seconds(cct["p50_s"]))
+        await user.should_see(f"p99 {seconds(cct['p99_s'])}")
+        await user.should_see("newest alone 1.2")
+
+
+async def test_the_empty_page_has_no_markup_to_read(bench: Any) -> None:
+    """No backticks."""
+    async with visiting(bench) as user:
+        await user.should_see("No job yet")
+        await user.should_not_see("`")
 
 
 async def test_curves_are_bounded(bench: Any) -> None:
@@ -171,10 +258,30 @@ def test_durations_read_well(value: float | None, text: str) -> None:
     assert seconds(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (12345, "12 345"), (123456, "123.5 k"), (2352000, "2.35 M")])
-def test_counts_read_well(value: int, text: str) -> None:
-    """Thin spacing, then k and M."""
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00 k"),
+        (66271, "66.3 k"),
+        (708_000, "708 k"),
+        (999_600, "1.00 M"),
+        (2_352_000, "2.35 M"),
+        (31_457_280, "31.5 M"),
+    ],
+)
+def test_counts_read_well(value: int | None, text: str) -> None:
+    """One format: three digits, with k and M from 1000 on; a dash for what is not known."""
     assert number(value) == text
+
+
+def test_a_count_that_misses_a_switch_says_so() -> None:
+    """It is a lower bound."""
+    assert number(66271, at_least=True) == "≥ 66.3 k"
+    assert bandwidth(None) == "–"
+    assert bandwidth(0.26426) == "0.264 GB/s"
 
 
 async def test_assumptions_are_stated(bench: Any) -> None:

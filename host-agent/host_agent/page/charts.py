@@ -34,6 +34,11 @@ MUTED: Final = "#8b95a5"
 GRID: Final = "rgba(139,149,165,0.20)"
 SERIES: Final = ("#3b82f6", "#f59e0b", "#8b5cf6", "#10b981", "#ef4444", "#06b6d4", "#ec4899", "#84cc16")
 LABEL: Final[Options] = {"color": MUTED, "fontSize": 11}
+LABEL_ROWS: Final = 2
+"""Rows for the labels of toggles, above the plot."""
+ROW_PX: Final = 14
+LABEL_SHARE: Final = 0.22
+"""Width of a toggle's label, as a share of the time axis of the narrowest plot."""
 MAX_LANES: Final = 24
 """Rings shown in the progress chart: those furthest behind."""
 MAX_SWITCHES: Final = 8
@@ -47,9 +52,9 @@ class TimeAxis(NamedTuple):
     unit: str
     ns_per_unit: float
 
-    def of(self, t_ns: float) -> float:
+    def of(self, t_ns: float | None) -> float:
         """Place a moment of the job's clock."""
-        return round((t_ns - self.origin_ns) / self.ns_per_unit, 4)
+        return round(((t_ns or 0) - self.origin_ns) / self.ns_per_unit, 4)
 
 
 def time_axis(job: Job) -> TimeAxis:
@@ -114,11 +119,12 @@ def overlap_options(job: Job) -> Options:
     tinted.
     """
     axis = time_axis(job)
-    host = [[axis.of(t), value] for t, value in host_overlap(job)]
-    switch = [[axis.of(t), value] for t, value in switch_overlap(job)]
+    host: list[list[Any]] = [[axis.of(t), value] for t, value in host_overlap(job)]
+    switch: list[list[Any]] = [[axis.of(t), value] for t, value in switch_overlap(job, breaks=True)]
     end = max([point[0] for point in (*host[-1:], *switch[-1:])], default=0.0)
     lines, areas = _toggle_marks(job, axis, end)
     options = _base(axis, "steps")
+    options["grid"] |= {"top": 34 + (LABEL_ROWS - 1) * ROW_PX}
     options["yAxis"] |= {"minInterval": 1, "boundaryGap": [0, "6%"]}
     options["series"] = [
         {
@@ -148,21 +154,18 @@ def overlap_options(job: Job) -> Options:
 
 
 def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], list[list[Options]]]:
+    toggles = [(max(0.0, axis.of(toggle.t_ns[1])), toggle) for toggle in job.toggles if toggle.t_ns is not None]
+    rows = _label_rows([x for x, _ in toggles], LABEL_SHARE * max([end, *(x for x, _ in toggles)]))
     lines: list[Options] = []
     areas: list[list[Options]] = []
     since = 0.0 if job.request.symphony.enabled else None
-    for toggle in job.toggles:
-        if toggle.t_ns is None:
-            continue
-        x = max(0.0, axis.of(toggle.t_ns[1]))
-        text = f"on: {toggle.variant}" if toggle.enabled else "off"
-        lines.append(
-            {
-                "xAxis": x,
-                "lineStyle": {"color": SYMPHONY, "type": "dashed", "width": 1.5},
-                "label": {"formatter": text, "color": SYMPHONY, "fontSize": 11, "position": "end", "distance": 4},
-            }
-        )
+    for (x, toggle), row in zip(toggles, rows, strict=True):
+        label: Options = {"show": False}
+        if row is not None:
+            text = f"on: {toggle.variant}" if toggle.enabled else "off"
+            label = {"formatter": text, "color": SYMPHONY, "fontSize": 11}
+            label |= {"position": "end", "distance": 4 + row * ROW_PX}
+        lines.append({"xAxis": x, "lineStyle": {"color": SYMPHONY, "type": "dashed", "width": 1.5}, "label": label})
         if toggle.enabled and since is None:
             since = x
         elif not toggle.enabled and since is not None:
@@ -171,6 +174,21 @@ def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], 
     if since is not None:
         areas.append([{"xAxis": since}, {"xAxis": max(end, since)}])
     return lines, areas
+
+
+def _label_rows(places: Sequence[float], width: float) -> list[int | None]:
+    """The row of each label (ascending places), so that none covers another; None: there is no room for it.
+
+    The newest come first: what holds now is always said.
+    """
+    rows: list[int | None] = [None] * len(places)
+    free = [float("inf")] * LABEL_ROWS
+    for index in range(len(places) - 1, -1, -1):
+        for row in range(LABEL_ROWS):
+            if places[index] + width <= free[row]:
+                rows[index], free[row] = row, places[index]
+                break
+    return rows
 
 
 def progress_options(job: Job) -> Options:
@@ -182,7 +200,7 @@ def progress_options(job: Job) -> Options:
     several = len({ring.ring for ring in rings}) > 1
     low = min((ring.lowest for ring in shown if ring.lowest is not None), default=0)
     options = _base(None, "")
-    options["grid"] = {"left": 62, "right": 18, "top": 12, "bottom": 42}
+    options["grid"] = {"left": 62, "right": 52, "top": 12, "bottom": 42}  # right: the last bar's label
     options["legend"] = {"show": False}
     options["tooltip"] |= {"axisPointer": {"type": "shadow"}}
     options["yAxis"] = {
@@ -232,7 +250,7 @@ def alpha_options(job: Job) -> Options:
     options = _base(axis, "alpha")
     options["yAxis"] |= {"type": "log", "min": 1}
     options["series"] = [
-        _line(switch, [[axis.of(p["t_ns"] or 0), p["alpha"]] for p in points], index, step="end")
+        _line(switch, [[axis.of(p["t_ns"]), p["alpha"]] for p in points], index, step="end")
         for index, (switch, points) in enumerate(_per_switch(job).items())
     ]
     return options
@@ -246,7 +264,7 @@ def marks_options(job: Job) -> Options:
     options["series"] = []
     for index, (switch, points) in enumerate(_per_switch(job).items()):
         for kind, name, dash in (("symphony", switch, "solid"), ("queue", f"{switch} (queue)", "dashed")):
-            data = [[axis.of(p["t_ns"] or 0), p[f"marked_{kind}"]] for p in points]
+            data = [[axis.of(p["t_ns"]), p[f"marked_{kind}"]] for p in points]
             options["series"].append(_line(name, data, index, dash=dash))
     options["legend"]["data"] = [series["name"] for series in options["series"][::2]]
     return options
@@ -254,7 +272,7 @@ def marks_options(job: Job) -> Options:
 
 def _per_switch(job: Job) -> dict[str, list[dict[str, int | None]]]:
     names = list(job.flows)[:MAX_SWITCHES]
-    return {name: switch_series(job, name, MAX_POINTS // max(1, len(names))) for name in names}
+    return {name: switch_series(job, name, MAX_POINTS // max(1, len(names)), breaks=True) for name in names}
 
 
 def _line(name: str, data: Sequence[Any], index: int, *, dash: str = "solid", step: str | None = None) -> Options:
@@ -271,10 +289,11 @@ def _line(name: str, data: Sequence[Any], index: int, *, dash: str = "solid", st
 
 
 def cct_options(job: Job) -> Options:
-    """Completion time of each collective per iteration (a dot per group, a line for the median) and bus
-    bandwidth.
+    """Completion time of each collective per timed iteration (a dot per group, a line for the median) and its
+    bus bandwidth by itself.
     """
-    records = list(job.recorder.collectives.records)[-MAX_POINTS:]
+    log = job.recorder.collectives
+    records = [record for record in log.records if log.timed(record.iteration)][-MAX_POINTS:]
     by_iteration: dict[int, list[Any]] = {}
     for record in records:
         by_iteration.setdefault(record.iteration, []).append(record)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from nicegui import ui
@@ -14,7 +14,7 @@ from host_agent.hub import Hub
 from host_agent.jobs import Job
 from host_agent.models import SymphonySettings
 from host_agent.page import charts
-from host_agent.page.widgets import Tile, chip, number, seconds, state_chip
+from host_agent.page.widgets import Tile, bandwidth, chip, number, seconds, state_chip
 
 __all__ = ["JobPanel"]
 
@@ -25,7 +25,7 @@ CHARTS = (
     ("Step progress per ring", "", "w2 tall", charts.progress_options),
     ("Alpha per switch", "gain multiplier, eq. 3", "w2", charts.alpha_options),
     ("ECN marks per switch", "solid: Symphony, dashed: queue", "w2", charts.marks_options),
-    ("Collective completion time", "", "w2", charts.cct_options),
+    ("Collective completion time", "busbw: of a collective by itself", "w2", charts.cct_options),
 )
 
 
@@ -140,6 +140,9 @@ class JobPanel:
         if job.error:
             problems.append(("", job.error, job.log_tail))
         problems += [("warn", detail, []) for detail in list(job.switch_errors.values())[:4]]
+        if job.ended and (missing := job.switch_log.missing()):
+            text = f"packets and marks are incomplete: {', '.join(missing)} could not be read at the end of the job"
+            problems.append(("warn", text, []))
         if job.recorder.dropped:
             text = f"{job.recorder.dropped} step events were lost: the hosts' overlap has gaps"
             problems.append(("warn", text, []))
@@ -160,9 +163,19 @@ class JobPanel:
     def _build_tiles(self) -> None:
         with ui.element("div").classes("sy-tiles"):
             self._overlap = Tile("Step overlap now", "Largest - smallest step in flight + 1, from the ranks' events")
-            self._peak = Tile("Max overlap", "Largest degree of step overlap of this run; mean weighted by time")
-            self._cct = Tile("CCT p50", "Collective completion time: first post to last completion, per group")
-            self._busbw = Tile("Bus bandwidth", "nccl-tests' busbw, newest collectives, mean over groups")
+            self._peak = Tile(
+                "Max overlap",
+                "Largest degree of step overlap of the run, warm-up included; mean weighted by time",
+            )
+            self._cct = Tile(
+                "CCT p50",
+                "Collective completion time: first post to last completion, per group and timed iteration",
+            )
+            self._busbw = Tile(
+                "Bus bandwidth",
+                "nccl-tests' busbw: size x 2(N-1)/N / mean time of the timed iterations so far, which overlap; "
+                "newest alone: of the newest collectives, each over its own completion time",
+            )
             self._marks = Tile("Symphony marks", "Packets marked by Symphony; share of the job's packets")
             self._queue = Tile("Queue marks", "Packets marked by the queues' RED")
             self._agree = Tile(
@@ -177,22 +190,21 @@ class JobPanel:
             self._overlap.set("–", "ended")
         else:
             seen = f"switches: {figures[-1].overlap}" if figures else ""
-            self._overlap.set(str(recorder.current_overlap()), seen)
-        self._peak.set(str(largest), f"mean {mean:.2f}")
+            known = recorder.frontier_ns is not None
+            self._overlap.set(str(recorder.current_overlap()) if known else "–", seen)
+        self._peak.set("–" if largest is None else str(largest), "" if mean is None else f"mean {mean:.2f}")
         cct = recorder.collectives.summary()
-        self._cct.set(seconds(cct["p50_s"]), f"p99 {seconds(cct['p99_s'])}" if cct["p99_s"] else "")
-        rate = recorder.collectives.latest_busbw_gbps()
-        mean_rate = cct["busbw_gbps_mean"]
+        self._cct.set(seconds(cct["p50_s"]), "" if cct["p99_s"] is None else f"p99 {seconds(cct['p99_s'])}")
+        newest = cct["busbw_gbps_newest"]
         self._busbw.set(
-            "–" if rate is None else f"{rate:.3g} GB/s", "" if mean_rate is None else f"mean {mean_rate:.3g} GB/s"
+            bandwidth(cct["busbw_gbps"]), "" if job.ended or newest is None else f"newest alone {newest:.3g}"
         )
-        totals = job.switch_log.totals()
-        packets = totals["packets"]
-        self._marks.set(number(totals["marked_symphony"]), _share(totals["marked_symphony"], packets))
-        self._queue.set(number(totals["marked_queue"]), _share(totals["marked_queue"], packets))
+        totals, missing = job.switch_log.totals(), job.switch_log.missing()
+        for tile, kind in ((self._marks, "marked_symphony"), (self._queue, "marked_queue")):
+            tile.set(number(totals[kind], at_least=bool(missing)), _share(totals[kind], totals["packets"], missing))
         agreement = job.switch_log.agreement
         share = "–" if not agreement.samples else f"{100 * agreement.within_one_step / agreement.samples:.1f} %"
-        self._agree.set(share, f"{agreement.samples} samples, ±1 step")
+        self._agree.set(share, f"of {number(agreement.samples)} samples" if agreement.samples else "")
 
     def _build_charts(self) -> None:
         self._charts = []
@@ -200,16 +212,16 @@ class JobPanel:
             for title, remark, classes, options in CHARTS:
                 width, _, tall = classes.partition(" ")
                 with ui.element("div").classes(f"sy-card sy-stack {width}") as card:
-                    with ui.element("div").classes("sy-row"):
+                    with ui.element("div").classes("sy-row sy-wrap sy-head"):
                         ui.label(title).classes("sy-h")
-                        ui.label(remark).classes("sy-soft sy-clip")
+                        ui.label(remark).classes("sy-soft")
                     chart = ui.echart(options(self.job)).classes(f"sy-chart {tall}")
                     self._charts.append((chart, options))
                     if options is charts.overlap_options:
                         self._overlap_card = card
                     if options is charts.progress_options:
                         self._progress_card = card
-                        self._behind = ui.label("").classes("sy-note sy-clip")
+                        self._behind = ui.label("").classes("sy-note sy-two")
 
     def _build_assumptions(self) -> None:
         with ui.element("div").classes("sy-card"), ui.element("div").classes("sy-row sy-wrap"):
@@ -234,10 +246,12 @@ def assumptions(job: Job) -> list[str]:
         ]
         if bench.payload_scale > 1:
             out.append(f"payload scale {bench.payload_scale}")
-    out.append(f"preset: {job.preset or 'none'}")
+    out.append(f"preset: {job.preset or '–'}")
     out.append(f"seed: {'default' if job.request.seed is None else job.request.seed}")
     return out
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.2f} % of {number(whole)}" if whole else ""
+def _share(part: int | None, whole: int | None, missing: Sequence[str]) -> str:
+    if missing:
+        return "without " + (", ".join(missing) if len(missing) <= 2 else f"{len(missing)} switches")
+    return "" if part is None or not whole else f"{100 * part / whole:.2f} % of {number(whole)}"

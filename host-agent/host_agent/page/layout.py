@@ -124,7 +124,7 @@ class LivePage:
             ui.html("Symphony <span>testbed</span>", sanitize=False).classes("sy-brand")
             ui.label(self._hub.testbed.name).classes("sy-soft sy-clip")
             ui.element("div").classes("sy-grow")
-            self._switches = ui.element("div").classes("sy-row sy-hide").style("width:auto")
+            self._switches = ui.element("div").classes("sy-row sy-wrap sy-switches")
             ui.button(icon="dark_mode", on_click=lambda: _toggle_dark(dark)).props(
                 'flat round dense color=grey aria-label="Dark or light"'
             )
@@ -162,7 +162,10 @@ class LivePage:
     def _empty(self, any_jobs: bool) -> None:
         with ui.element("div").classes("sy-card sy-empty"):
             ui.label("Choose a job on the left." if any_jobs else "No job yet.").classes("sy-title")
-            ui.label("Start a demo job here, or with `host-agent jobs start`, or POST /api/v1/jobs.")
+            ui.html(
+                "Start a demo job here, or with <code>host-agent jobs start</code>, or <code>POST /api/v1/jobs</code>.",
+                sanitize=False,
+            )
 
     def _fill_list(self, jobs: list[Job]) -> None:
         self._list.clear()

@@ -20,11 +20,12 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
 /* frame */
 .sy-top {
   background: var(--card) !important; color: var(--text) !important; box-shadow: none !important;
-  border-bottom: 1px solid var(--line); height: 52px; padding: 0 20px !important;
+  border-bottom: 1px solid var(--line); min-height: 52px; padding: 0 20px !important;
   display: flex; flex-flow: row nowrap; align-items: center; gap: 14px;
 }
 .sy-brand { font-weight: 650; font-size: 16px; letter-spacing: .01em; white-space: nowrap; }
 .sy-brand span { color: var(--accent); }
+.sy-switches { width: auto; }
 .sy-main {
   display: grid; grid-template-columns: 248px minmax(0, 1fr); gap: 14px; align-items: start;
   width: 100%; max-width: 1720px; margin: 0 auto; padding: 14px 20px 20px;
@@ -33,13 +34,15 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
 
 /* small things */
 .sy-soft { color: var(--soft); font-size: 12.5px; }
-.sy-note { color: var(--soft); font-size: 11.5px; min-height: 17px; }
+.sy-note { color: var(--soft); font-size: 11.5px; line-height: 17px; min-height: 17px; }
+.sy-two { min-height: 34px; }
 .sy-title { font-size: 19px; font-weight: 650; line-height: 1.25; }
 .sy-h { font-size: 13px; font-weight: 620; white-space: nowrap; }
 .sy-grow { flex: 1 1 auto; min-width: 0; }
 .sy-clip { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .sy-row { display: flex; flex-flow: row nowrap; align-items: center; gap: 8px; width: 100%; }
 .sy-wrap { flex-wrap: wrap; }
+.sy-head { row-gap: 0; }
 .sy-card {
   display: block; width: 100%; padding: 10px 14px; box-shadow: none;
   background: var(--card); border: 1px solid var(--line); border-radius: 10px;
@@ -80,8 +83,7 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
   font-size: 20px; font-weight: 620; font-variant-numeric: tabular-nums; line-height: 1.3; white-space: nowrap;
 }
 .sy-tile .s {
-  color: var(--soft); font-size: 11.5px; min-height: 17px;
-  white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
+  color: var(--soft); font-size: 11.5px; line-height: 17px; min-height: 17px; overflow-wrap: anywhere;
 }
 .sy-charts { display: grid; grid-template-columns: repeat(6, minmax(0, 1fr)); gap: 10px; width: 100%; }
 .sy-charts > .w6 { grid-column: span 6; }
@@ -109,8 +111,8 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
 @media (max-width: 820px) {
   .sy-main { grid-template-columns: minmax(0, 1fr); padding: 12px; gap: 12px; }
   .sy-jobs { max-height: 190px; }
-  .sy-top { padding: 0 12px !important; gap: 8px; }
-  .sy-hide { display: none; }
+  .sy-top { padding: 6px 12px !important; gap: 4px 8px; flex-wrap: wrap; }
+  .sy-switches { order: 1; width: 100%; }
   .sy-tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .sy-form { grid-template-columns: minmax(0, 1fr); }
 }

@@ -7,7 +7,7 @@ from nicegui import ui
 
 from host_agent.models import JobState
 
-__all__ = ["Tile", "chip", "number", "seconds", "state_chip"]
+__all__ = ["Tile", "bandwidth", "chip", "number", "seconds", "state_chip"]
 
 _STATE_KIND: dict[JobState, str] = {
     "registered": "",
@@ -45,15 +45,23 @@ class Tile:
 
 
 def seconds(value: float | None) -> str:
-    """A duration in the unit that reads best."""
+    """A duration in the unit that reads best; a dash for one that is not known."""
     if value is None:
         return "–"
     unit, scaled = ("s", value) if value >= 1 else ("ms", value * 1e3) if value >= 1e-3 else ("µs", value * 1e6)
     return f"{scaled:.3g} {unit}" if scaled < 999.5 else f"{scaled:.0f} {unit}"
 
 
-def number(value: int) -> str:
-    """A count, with k and M."""
-    if value >= 1_000_000:
-        return f"{value / 1e6:.2f} M"
-    return f"{value / 1e3:.1f} k" if value >= 100_000 else f"{value:,}".replace(",", " ")
+def bandwidth(gbps: float | None) -> str:
+    """GB/s with three decimals, as in ring-bench's table; a dash for one that is not known."""
+    return "–" if gbps is None else f"{gbps:.3f} GB/s"
+
+
+def number(value: int | None, *, at_least: bool = False) -> str:
+    """A count with three digits, k and M from 1000 on; a dash for one that is not known."""
+    if value is None:
+        return "–"
+    shown = float(f"{value:.3g}")
+    scale, unit = (1e6, " M") if shown >= 1e6 else (1e3, " k") if shown >= 1e3 else (1, "")
+    digits = 0 if unit == "" else 2 - (len(str(int(shown / scale))) - 1)
+    return ("≥ " if at_least else "") + f"{shown / scale:.{max(0, digits)}f}{unit}"
