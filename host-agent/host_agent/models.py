@@ -24,7 +24,7 @@ Provider = Literal["twin", "pyverbs", "external"]
 
 MAX_EVENTS_PER_BATCH = 100_000
 
-_SIZE = re.compile(r"(\d+)([KMG]?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18})([KMG]?)B?", re.IGNORECASE)
 _UNIT = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 

@@ -31,6 +31,26 @@ async def test_a_body_of_unknown_length_is_counted_as_it_comes(bench: Any, metho
     assert taken <= MAX_BODY_BYTES + len(CHUNK)
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"size": "999999999999G"}, "GiB of memory"),
+        ({"size": "9" * 5000 + "G"}, "no size"),
+        ({"payload_scale": 10**15}, "leaves no element"),
+        ({"datatype": "complex"}, "complex"),
+        ({"redop": "xor"}, "xor"),
+        ({"iterations": 100_000, "warmup": 10_000, "datatype": "float8"}, "float8"),
+    ],
+)
+async def test_a_benchmark_that_cannot_run_reaches_no_switch(bench: Any, spec: dict[str, Any], words: str) -> None:
+    """422 with the reason, by ring-bench's own rules and this machine's memory."""
+    answer = await bench.client.post("/api/v1/jobs", json={"name": "j", "bench": spec})
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_input")
+    assert words in answer.json()["detail"]
+    assert all(switch.calls == [] for switch in bench.switches.values())
+    assert len(bench.hub.jobs) == 0
+
+
 @pytest.mark.parametrize("with_page", [False, True])
 async def test_a_known_path_with_another_method_is_405(make_bench: Callable[..., Any], with_page: bool) -> None:
     """With what it takes instead; an unknown path stays 404, with the page, too, that takes all the rest."""
