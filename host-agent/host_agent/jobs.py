@@ -88,6 +88,8 @@ class Job:
     """Switches that hold the job, or may; its identities are not free before they have let go of it."""
     behind: set[str] = field(default_factory=set)
     """Switches that may not have the settings asked for; they get them once they answer."""
+    recovered: bool = False
+    """An earlier host-agent had it: what was counted then is not known."""
     final: bool = False
     """The job has ended and its figures are complete."""
     result: dict[str, Any] | None = None
@@ -136,6 +138,16 @@ class Job:
     def touch(self) -> None:
         """Something visible has changed."""
         self.version += 1
+
+    @property
+    def events_received(self) -> int | None:
+        """Step events of its ranks so far; None: not known, as nothing came since host-agent was started again."""
+        return None if self.recovered and self.recorder.run is None else self.recorder.received
+
+    @property
+    def events_dropped(self) -> int | None:
+        """Step events lost on the way, known as far as `events_received` is."""
+        return None if self.events_received is None else self.recorder.dropped
 
     def spec_for(self, switch: str) -> dict[str, Any]:
         """Body of the switch agent's PUT /api/v1/jobs/{id}."""
@@ -215,7 +227,7 @@ class Job:
             "packets": {"all": totals["packets"], "outpacing": totals["outpacing"]},
             "counters_missing": self.switch_log.missing(),
             "agreement": self.switch_log.agreement.view(),
-            "events": {"received": recorder.received, "dropped": recorder.dropped},
+            "events": {"received": self.events_received, "dropped": self.events_dropped},
             "log_tail": self.log_tail,
             "folder": str(self.folder),
             "version": self.version,

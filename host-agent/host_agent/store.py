@@ -155,6 +155,7 @@ class Store:
             preset=content.get("preset"),
             held_by=set(content.get("held_by", ())),
             behind=set(content.get("behind", ())),
+            recovered=True,
             events_token=(folder / "events.token").read_text(encoding="utf-8"),
         )
 

@@ -214,3 +214,25 @@ async def test_a_stream_ends_with_its_job_whatever_a_switch_holds(bench: Any) ->
     async with asyncio.timeout(10):
         text = (await bench.client.get("/api/v1/jobs/1/stream")).text
     assert "job stopped" in text
+
+
+async def test_figures_of_a_job_of_an_earlier_host_agent_are_unknown_not_zero(
+    bench: Any, make_bench: Callable[..., Any]
+) -> None:
+    """What was counted before the restart is gone; from the first report on it is counted again."""
+    job = await bench.register("a")
+    await bench.report(job, events=[(0, 0, 0, 0, 0, "post", 0)])
+    second = await restarted(bench, make_bench)
+    try:
+        view = await shown(second)
+        assert view["overlap"] == {"max": None, "mean": None}
+        assert view["marks"] == {"symphony": None, "queue": None}
+        assert view["packets"] == {"all": None, "outpacing": None}
+        assert view["events"] == {"received": None, "dropped": None}
+        overlap = (await second.client.get("/api/v1/jobs/1/overlap")).json()
+        assert (overlap["max"], overlap["events"]["received"]) == (None, None)
+        await second.report(job, events=[(0, 0, 0, 0, 1, "post", 5)])
+        assert (await shown(second))["events"] == {"received": 1, "dropped": 0}
+    finally:
+        await second.client.aclose()
+        await second.hub.close()
