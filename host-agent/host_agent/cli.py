@@ -2,7 +2,7 @@
 """`host-agent serve` runs the service; `host-agent jobs ...` is a thin client of its REST interface; `host-agent nics`
 and `host-agent doctor` work on this machine themselves, or with --server ask a service.
 
-Exit codes: 0 fine, 1 the request failed, 2 wrong usage or start-up refused. One clear line on stderr;
+Exit codes: 0 fine, 1 the request failed or the output could not be written, 2 wrong usage or start-up refused. One clear line on stderr;
 tracebacks only with --debug.
 """
 
@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -56,6 +57,22 @@ class _Server(uvicorn.Server):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script `host-agent`."""
+    try:
+        try:
+            return _command(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where an error can be told, not when Python ends
+    except OSError as error:  # all else that is read or written has errors of its own
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer would fail once more at exit
+        os.close(nowhere)
+        if not isinstance(error, BrokenPipeError):  # whoever read our output (head, less) has seen enough
+            print(f"host-agent: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _command(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
@@ -66,14 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if isinstance(error, RequestError) else 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read our output (head, less) has seen enough; keep Python from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="host-agent", description="Jobs, figures and the live page of the testbed.")
+    parser.add_argument("--version", action="version", version=f"host-agent {_version()}")
     parser.add_argument("--debug", action="store_true", help="full tracebacks and verbose logs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -104,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_symphony(actions.add_parser("symphony", help="switch Symphony on or off, or change its settings"))
     add_nic_commands(commands)
     return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("symphony-testbed")
+    except metadata.PackageNotFoundError:
+        return "unknown"  # a bare source tree
 
 
 def _add_start(start: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -84,6 +85,40 @@ def test_the_client_says_when_no_service_answers(capsys: pytest.CaptureFixture[s
     """Exit code 1."""
     assert main(["jobs", "--server", "http://127.0.0.1:9", "list"]) == 1
     assert "host-agent serve" in capsys.readouterr().err
+
+
+def run_into(output: object, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """The command as a process, with its output going elsewhere."""
+    command = [sys.executable, "-m", "host_agent", *arguments]
+    environment = {**_environment(), "PYTHONUNBUFFERED": ""}
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=environment, check=False)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["nics", "--json", "show"]])
+def test_a_full_disk_is_one_line(arguments: list[str], tmp_path: Path) -> None:
+    """Exit code 1, whichever command has something to say."""
+    with Path("/dev/full").open("wb") as full:
+        done = run_into(full, *arguments)
+    assert done.returncode == 1
+    assert done.stderr == b"host-agent: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["nics", "--json", "show"]])
+def test_a_reader_who_has_seen_enough_is_no_error_message(arguments: list[str]) -> None:
+    """As with `| head`: nothing on stderr."""
+    read, write = os.pipe()
+    os.close(read)
+    done = run_into(write, *arguments)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of the installed package."""
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"host-agent {metadata.version('symphony-testbed')}\n"
 
 
 @pytest.fixture
