@@ -2,8 +2,8 @@
 """`host-agent serve` runs the service; `host-agent jobs ...` is a thin client of its REST interface; `host-agent nics`
 and `host-agent doctor` work on this machine themselves, or with --server ask a service.
 
-Exit codes: 0 fine, 1 the request failed or the output could not be written, 2 wrong usage or start-up refused. One clear line on stderr;
-tracebacks only with --debug.
+Exit codes: 0 fine, 1 the request failed or the output could not be written, 2 wrong usage or start-up refused. One
+clear line on stderr; tracebacks only with --debug.
 """
 
 from __future__ import annotations
