@@ -210,8 +210,10 @@ class Runner:
         except BaseException:
             with contextlib.suppress(httpx.HTTPError):
                 self.api.post(f"{path}/stop")
+            self.stack.check()  # a program that has died explains it better
             raise
         if job["state"] != "finished":
+            self.stack.check()
             tail = "\n  ".join(job["log_tail"][-6:])
             raise DemoError(f"run {name} {job['state']}: {job['error']}\n  {tail}\n  more in {job['folder']}")
         progress.update(bar, completed=total)

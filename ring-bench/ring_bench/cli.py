@@ -18,6 +18,7 @@ from ring_bench.config import Config, Release, Tagging
 from ring_bench.dtypes import DATATYPES, REDUCTIONS
 from ring_bench.errors import RingBenchError, UsageError
 from ring_bench.launch import place
+from ring_bench.output import check_writable, say
 from ring_bench.results import json_schema
 from ring_bench.session import Options, Session, version
 from ring_bench.units import parse_size
@@ -41,15 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         run_flows(arguments[1:])
         return
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.print_schema:
-        print(json.dumps(json_schema(), indent=2, sort_keys=True))
-        return
+    given = _parser().parse_args(arguments)
+    status = 0
     try:
-        session = _session(given)
-        gc.freeze()  # the modules stay: no collection, neither in a timed step nor at exit, need look through them
-        status = session.execute()
+        if given.print_schema:
+            say(json.dumps(json_schema(), indent=2, sort_keys=True))
+        else:
+            session = _session(given)
+            gc.freeze()  # the modules stay: no collection, neither in a timed step nor at exit, need look through them
+            status = session.execute()
     except RingBenchError as error:
         if given.debug:
             traceback.print_exc()
@@ -61,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _session(given: argparse.Namespace) -> Session:
     placement = place(given.world, given.rank, given.master, os.environ)
     slots, step_bits = _slots_and_bits(given)
-    minbytes = given.minbytes or given.maxbytes or _DEFAULT_SIZE
+    minbytes = next(size for size in (given.minbytes, given.maxbytes, _DEFAULT_SIZE) if size is not None)
     config = Config(
         world=placement.world,
         split=given.split,
         rings=given.rings,
         minbytes=minbytes,
-        maxbytes=given.maxbytes or minbytes,
+        maxbytes=minbytes if given.maxbytes is None else given.maxbytes,
         stepbytes=given.stepbytes,
         stepfactor=given.stepfactor,
         iters=given.iters,
@@ -87,7 +88,7 @@ def _session(given: argparse.Namespace) -> Session:
         payload_scale=given.payload_scale,
         seed=given.seed,
     )
-    if given.events is not None and not given.events.startswith(("http://", "https://")):
+    if given.events is not None and not (given.events.isascii() and given.events.startswith(("http://", "https://"))):
         raise UsageError(f"--events is an http:// or https:// address, not {given.events!r}")
     options = Options(
         provider=given.provider,
@@ -99,11 +100,9 @@ def _session(given: argparse.Namespace) -> Session:
         events_url=given.events,
         debug=given.debug,
     )
-    return Session(config, placement, options, out=_print)
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)
+    if given.output_file is not None and 0 in placement.ranks:  # the folder may be of rank 0's host only
+        check_writable(given.output_file)
+    return Session(config, placement, options, out=say)
 
 
 def _slots_and_bits(given: argparse.Namespace) -> tuple[int, int]:
@@ -233,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_number,
         default=1,
         metavar="S",
-        help="move one element for every S on the wire (twin only; default 1)",
+        help="move one element for every S on the wire (not on real NICs; default 1)",
     )
     add("--job", default="ring-bench", metavar="NAME", help="name of the job")
     add("--events", metavar="URL", help="send step events to a host-agent: .../api/v1/jobs/ID/events")

@@ -19,6 +19,8 @@ Release = Literal["in-order", "independent", "count"]
 
 MAX_RINGS = 1 << 12
 _MAX_STEPS = 1 << 32  # a step travels as 32-bit immediate
+_MIN_MTU = 256
+"""Of InfiniBand (IB spec, 9.5), bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,8 @@ class Config:
         self._check_tags()
         if self.rings > MAX_RINGS:
             raise UsageError(f"at most {MAX_RINGS} rings")
+        if self.mtu is not None and self.mtu < _MIN_MTU:
+            raise UsageError(f"the smallest path MTU is {_MIN_MTU} bytes, not {self.mtu}")
         if not 0 <= self.traffic_class <= 255:
             raise UsageError(f"the traffic class has 8 bits: 0 to 255, not {self.traffic_class}")
         if not 0 <= self.seed < 1 << 63:

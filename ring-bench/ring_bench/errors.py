@@ -17,6 +17,7 @@
     │   └── PeerFailedError             another rank failed first; carries its failure
     ├── RendezvousError             ranks did not find together (missing, duplicate or disagreeing)
     ├── InterruptedRunError         SIGINT or SIGTERM
+    ├── OutputError                 standard output cannot be written: nobody reads it, or the disk is full
     └── ResultWriteError            the table was printed, the file could not be written
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "FabricGoneError",
     "InterruptedRunError",
     "NoProgressError",
+    "OutputError",
     "PeerFailedError",
     "ProtocolError",
     "ProviderError",
@@ -163,6 +165,12 @@ class InterruptedRunError(RingBenchError):
     def __init__(self, signal_number: int, name: str) -> None:
         super().__init__(f"stopped by {name}")
         self.signal_number = signal_number
+
+
+class OutputError(RingBenchError):
+    """Standard output cannot be written."""
+
+    kind = "output"
 
 
 class ResultWriteError(RingBenchError):

@@ -30,12 +30,12 @@ from ring_bench.errors import (
     CompletionError,
     FabricGoneError,
     ProtocolError,
-    ResultWriteError,
     RingBenchError,
     UsageError,
 )
 from ring_bench.hub import Hub
 from ring_bench.launch import Placement, place
+from ring_bench.output import check_writable, say, write_file
 from ring_bench.rendezvous import Joining, LocalRendezvous, Rendezvous, TcpRendezvous
 from ring_bench.ring_end import ACK_TIMEOUT, MIN_RNR_TIMER, RETRY_COUNT, RNR_RETRY
 from ring_bench.tag import TagLayout, flow_label_of_sport
@@ -384,9 +384,9 @@ def main(arguments: Sequence[str]) -> None:
     try:
         result = _execute(given)
         if result is not None:
-            print(_table(result), flush=True)
+            say(_table(result))
             if given.output_file is not None:
-                _write(result, given.output_file)
+                write_file(given.output_file, result.model_dump_json(indent=2) + "\n")
     except RingBenchError as error:
         if given.debug:
             traceback.print_exc()
@@ -409,6 +409,8 @@ def _execute(given: argparse.Namespace) -> FlowsResult | None:
         traffic_class=given.traffic_class,
     )
     placement = place(_WORLD, given.rank, given.master, os.environ)
+    if given.output_file is not None and 0 in placement.ranks:
+        check_writable(given.output_file)
     hosts = tuple(given.hosts.split(",")) if given.hosts else (0, 1, 2)
     if len(hosts) != _WORLD:
         raise UsageError(f"--hosts names the senders of A and B and the receiver, three hosts, not {len(hosts)}")
@@ -457,13 +459,6 @@ def _meet(plan: Plan, placement: Placement, provider: str, interrupt: Any) -> tu
     agreement = plan.agreement() | {"provider": provider}
     joining = Joining(placement.ranks, platform.node(), os.getpid(), agreement, token)
     return hub, TcpRendezvous(placement.master, joining, on_failure=interrupt)
-
-
-def _write(result: FlowsResult, path: Path) -> None:
-    try:
-        path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ResultWriteError(f"the result could not be written to {path}: {error.strerror or error}") from error
 
 
 def _size(text: str) -> int:

@@ -231,6 +231,7 @@ class TcpRendezvous:
         timeout_s: float = JOIN_TIMEOUT_S,
     ) -> None:
         self._address = address
+        self._joining = joining
         self._on_failure = on_failure
         self._answers: queue.SimpleQueue[dict[int, Any] | None] = queue.SimpleQueue()
         self._times: queue.SimpleQueue[tuple[dict[str, Any], int] | None] = queue.SimpleQueue()
@@ -309,6 +310,14 @@ class TcpRendezvous:
 
     def report(self, failure: dict[str, Any]) -> dict[str, Any]:
         """See `Rendezvous.report`."""
+        if failure.get("rank") is None:  # whose it is, the others must be told
+            whose = f"rank {', '.join(map(str, self._joining.ranks))} (host {self._joining.host})"
+            failure = {
+                **failure,
+                "message": f"{whose}: {failure['message']}",
+                "rank": self._joining.ranks[0],
+                "host": self._joining.host,
+            }
         if self._failure is None:
             self._send({"t": "failed", "failure": failure})
             self._verdict.wait(VERDICT_S + 1.0)

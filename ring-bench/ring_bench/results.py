@@ -7,16 +7,13 @@ holds nothing that depends on wall-clock time: on the twin, equal seeds give equ
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from ring_bench.errors import ResultWriteError
+from ring_bench.output import write_file
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -247,26 +244,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def write_result(result: RunResult, path: Path) -> None:
-    """Write the result: into a temporary file beside it, to disk, then renamed over the old one.
+    """Write the result as JSON, whole or not at all (see `write_file`).
 
     Raises:
-        ResultWriteError: The folder is missing or not writable, the disk is full. The old file is untouched.
+        ResultWriteError: It could not be written; an old file is untouched.
     """
-    text = json.dumps(result.model_dump(mode="json"), sort_keys=True, indent=2, allow_nan=False) + "\n"
-    temporary: str | None = None
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise ResultWriteError(
-            f"the result could not be written to {path}: {error.strerror or error}; "
-            "the table above stands, give -J another place"
-        ) from error
+    write_file(path, json.dumps(result.model_dump(mode="json"), sort_keys=True, indent=2, allow_nan=False) + "\n")

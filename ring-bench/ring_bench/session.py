@@ -21,7 +21,7 @@ import numpy as np
 
 from ring_bench import report
 from ring_bench.config import Config
-from ring_bench.errors import InterruptedRunError, ResultWriteError, RingBenchError, RunError, UsageError
+from ring_bench.errors import InterruptedRunError, OutputError, ResultWriteError, RingBenchError, RunError, UsageError
 from ring_bench.events import EventSender
 from ring_bench.hub import Hub
 from ring_bench.launch import Placement
@@ -250,7 +250,7 @@ class Session:
         own = error.describe()
         self._failure = self._rendezvous.report(own)
         self.err(f"ring-bench: {error}")
-        if self._failure.get("message") != own["message"]:
+        if not str(self._failure["message"]).endswith(own["message"]):
             self.err(f"ring-bench: the first failure of the run: {self._failure['message']}")
         if isinstance(error, InterruptedRunError):
             return 128 + error.signal_number
@@ -314,21 +314,19 @@ class Session:
         """Print what is left of the table and write the file; give an exit status if something is wrong."""
         status = 0
         if self._leads and self._world is not None:
-            for row in result.results[self._rows_shown :]:
-                self._show(row)
-            if not result.complete:
-                self.out("# INCOMPLETE: " + (result.failure.message if result.failure else "stopped"))
-            if result.counters is not None and (remarks := report.counters(result.counters)):
-                self.out(remarks)
-            self.out(report.footer(result.totals))
+            try:
+                self._print_rest(result)
+            except OutputError as error:
+                self.err(f"ring-bench: {error}")
+                status = _EXIT_FAILED
         if result.totals.wrong:
             self.err(f"ring-bench: {result.totals.wrong} elements are wrong")
             status = _EXIT_FAILED
         path = self.options.output
         if path is not None and not self._leads:
             # Only rank 0's file is the run's; where a run broke, each process leaves what it knows.
-            rank = min(self.placement.ranks)
-            path = None if result.complete else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+            own = path.with_name(f"{path.stem}.rank{min(self.placement.ranks)}{path.suffix}")
+            path = own if not result.complete and (path.is_file() or not path.exists()) else None
         if path is not None:
             try:
                 write_result(result, path)
@@ -336,6 +334,15 @@ class Session:
                 self.err(f"ring-bench: {error}")
                 status = _EXIT_FAILED
         return status
+
+    def _print_rest(self, result: RunResult) -> None:
+        for row in result.results[self._rows_shown :]:
+            self._show(row)
+        if not result.complete:
+            self.out("# INCOMPLETE: " + (result.failure.message if result.failure else "stopped"))
+        if result.counters is not None and (remarks := report.counters(result.counters)):
+            self.out(remarks)
+        self.out(report.footer(result.totals))
 
     def _leave(self, result: RunResult | None) -> None:
         if self._sender is not None:

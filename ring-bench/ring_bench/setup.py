@@ -143,7 +143,8 @@ def _agree_on_mtu(config: Config, known: Mapping[int, Mapping[str, Any]]) -> int
 
 
 def _check_memory(plan: Plan, local_ranks: int) -> None:
-    needed = local_ranks * plan.layout.total
+    stamps = plan.config.rings * plan.steps_total * 2 * 8  # a rank keeps two times of every step
+    needed = local_ranks * (plan.layout.total + stamps)
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -152,7 +153,7 @@ def _check_memory(plan: Plan, local_ranks: int) -> None:
     if needed > available:
         raise UsageError(
             f"{local_ranks} ranks need {needed >> 20} MiB of memory, {available >> 20} MiB are available: "
-            "smaller sizes, fewer ranks, or --payload-scale"
+            "smaller sizes, fewer ranks or iterations, or --payload-scale"
         )
 
 

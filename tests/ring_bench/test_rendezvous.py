@@ -258,3 +258,13 @@ def test_the_end_of_rank_0_is_noticed(hub_of: Callable[..., Hub]) -> None:
         assert process.aborted.wait(5)
         with pytest.raises(PeerFailedError, match=r"rank 0 \(host "):
             first.check()
+
+
+def test_a_failure_that_names_no_rank_gets_the_one_of_its_process(hub_of: Callable[..., Hub]) -> None:
+    """ "stopped by SIGINT" alone would read as if the reader had been stopped."""
+    with world_of(hub_of(2), 2) as ((process, first), (_, second)):
+        second.report({"kind": "interrupted", "message": "stopped by SIGINT"})
+        assert process.aborted.wait(5)
+        with pytest.raises(PeerFailedError, match=r"^rank 1 \(host host1\): stopped by SIGINT$") as caught:
+            first.check()
+        assert (caught.value.rank, caught.value.host) == (1, "host1")

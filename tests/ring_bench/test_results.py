@@ -90,11 +90,11 @@ def test_a_file_is_replaced_whole_or_left_alone(tmp_path: Path, monkeypatch: pyt
 
 def test_a_full_disk_keeps_the_table_and_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["--provider", "loopback", "--world", "2", "-b", "1K", "-n", "1", "-J", "/proc/self/no/r.json"])
+        main(["--provider", "loopback", "--world", "2", "-b", "1K", "-n", "1", "-J", "/dev/full"])
     assert left.value.code == 1
     printed = capsys.readouterr()
     assert "# Avg bus bandwidth    : " in printed.out
-    assert "/proc/self/no/r.json" in printed.err
+    assert "could not be written to /dev/full: No space left on device" in printed.err
 
 
 def test_percentiles_are_nearest_rank() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ring_bench.doctor import CHECKS, Check, Finding, Machine, Options, Report, Severity, diagnose
+from ring_bench.errors import OutputError
+from ring_bench.output import say
 from ring_bench.units import parse_size
 
 __all__ = ["add_arguments", "examine", "main", "show"]
@@ -68,10 +71,17 @@ def examine(given: argparse.Namespace, machine: Machine | None = None, checks: S
         probe=given.probe,
     )
     report = diagnose(machine or Machine(), options, only=given.only, checks=checks)
-    if given.json:
-        print(json.dumps(report.as_data(), indent=1))
-    else:
-        show(report, Console(), verbose=given.verbose)
+    try:
+        if given.json:
+            say(json.dumps(report.as_data(), indent=1))
+        else:
+            console = Console()
+            with console.capture() as shown:
+                show(report, console, verbose=given.verbose)
+            say(shown.get().rstrip("\n"))
+    except OutputError as error:
+        print(f"doctor: {error}", file=sys.stderr)
+        return 1
     return report.exit_status(strict=given.strict)
 
 
@@ -109,7 +119,10 @@ def _explanation(finding: Finding) -> Text:
 
 
 def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"names separated by commas, not {text!r}")
+    return names
 
 
 def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
