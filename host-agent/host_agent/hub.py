@@ -83,6 +83,8 @@ class Hub:
         self.store = store
         self.url = url.rstrip("/")
         self.jobs = JobList()
+        self.preset = testbed.preset
+        """Parameter preset of the fabric: the twin tells its own, testbed.yaml may name that of another one."""
         self.stopping = asyncio.Event()
         """Set when host-agent is told to end: streams watch it."""
         self.collectors = {switch.name: CollectorStatus() for switch in testbed.switches}
@@ -102,6 +104,7 @@ class Hub:
         for job in self.store.active_jobs():
             await self._resume(job)
         self._pollers = [asyncio.create_task(self._poll(client)) for client in self._switches.values()]
+        self._pollers.append(asyncio.create_task(self._learn_preset()))
 
     def begin_shutdown(self) -> None:
         """From now on streams end and running benchmarks are told to stop. Safe to call twice."""
@@ -151,6 +154,7 @@ class Hub:
         if not job.ended:
             job.state, job.ended_unix_s = "failed", time.time()
             job.error = "host-agent ended while this job ran"
+        self._take_result(job)
         job.final = True  # the pollers take it off the switches
         self._save(job)
 
@@ -172,6 +176,7 @@ class Hub:
         flows = flows_by_switch(hosts, request.bench)
         if request.bench is not None:
             check_bench(request.bench, len(hosts))
+        await self._learn_preset()
         async with self._allocation:
             held, failed = await each(self._chosen(flows), SwitchClient.jobs)
             if failed:
@@ -191,6 +196,7 @@ class Hub:
                 flows=flows,
                 folder=self.store.new_folder(job_id, request.name),
                 symphony={"enabled": False, "variant": "paper", **request.symphony.sent()},
+                preset=self.preset,
             )
             self.jobs.add(job)
         try:
@@ -202,7 +208,6 @@ class Hub:
             if not job.held_by:
                 self.jobs.remove(job)
             raise
-        job.preset = await self._preset()
         if request.bench is not None:
             await self._launch(job)
         job.touch()
@@ -247,7 +252,7 @@ class Hub:
         """The testbed and how the last poll of each switch agent went."""
         return {
             "name": self.testbed.name,
-            "preset": self.testbed.preset,
+            "preset": self.preset,
             "switches": [
                 {"name": switch.name, "url": switch.url, **vars(self.collectors[switch.name])}
                 for switch in self.testbed.switches
@@ -386,10 +391,14 @@ class Hub:
             state = "failed"
             how = f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
             job.error = f"ring-bench {how}" + (f": {job.log_tail[-1]}" if job.log_tail else "")
+        self._take_result(job)
+        await self._end(job, state)
+
+    def _take_result(self, job: Job) -> None:
         job.result = self.store.result(job.folder)
         if job.result is not None:
             job.recorder.conclude(job.result)
-        await self._end(job, state)
+            job.preset = job.preset or job.result.get("preset")
 
     async def _end(self, job: Job, state: JobState) -> None:
         """Last figures, last state; then the switches let go of the job."""
@@ -456,13 +465,12 @@ class Hub:
         except StorageError as error:
             log.warning("%s", error)
 
-    async def _preset(self) -> str | None:
-        """The twin's parameter preset; testbed.yaml may name one for other fabrics."""
+    async def _learn_preset(self) -> None:
+        """Ask the twin for its preset; if it does not answer, what was known before holds."""
         if self._twin is not None:
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
                 answer = await self._twin.get("/api/v1/topology")
-                return str(answer.raise_for_status().json()["preset"])
-        return self.testbed.preset
+                self.preset = str(answer.raise_for_status().json()["preset"])
 
     async def _now_ns(self, job: Job) -> int | None:
         """Now on the job's clock: the twin tells its own; otherwise CLOCK_MONOTONIC of this machine."""

@@ -174,6 +174,7 @@ def test_the_served_program(
     assert httpx.get(f"{url}/metrics").status_code == 200
     missing = httpx.get(f"{url}/api/v1/nothing")
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+    assert httpx.put(f"{url}/api/v1/jobs").status_code == httpx.post(f"{url}/metrics").status_code == 405
 
     client = ["jobs", "--server", url]
     assert main([*client, "list"]) == 0

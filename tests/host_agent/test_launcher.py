@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from host_agent.launcher import end_leftover, tail
@@ -21,9 +22,13 @@ BODY = {"name": "j", "bench": {"size": "8M", "iterations": 3, "split": "MOD 2", 
 
 
 @asynccontextmanager
-async def running(make_bench: Callable[..., Any], mode: str) -> AsyncIterator[Any]:
-    """A hub whose benchmark behaves as `mode` says."""
+async def running(
+    make_bench: Callable[..., Any], mode: str, twin: httpx.AsyncBaseTransport | None = None
+) -> AsyncIterator[Any]:
+    """A hub whose benchmark behaves as `mode` says, on a twin that nobody runs or that answers as given."""
     bench = make_bench(mode=mode)
+    if twin is not None:
+        bench.hub._twin = httpx.AsyncClient(base_url="http://twin", transport=twin)
     await bench.hub.start()
     try:
         yield bench
@@ -68,6 +73,26 @@ async def test_a_benchmark_gets_its_options_and_finishes(
         assert result["leaked"] is False
         assert bench.switches["tor0"].jobs == {}
         assert job.error is None
+
+
+async def test_the_preset_is_known_when_the_twin_has_told_it_and_over_a_restart(
+    make_bench: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    """The testbed has it before the first job; a job that was cut off keeps it, or has it from its result."""
+    twin = httpx.MockTransport(lambda _: httpx.Response(200, json={"preset": "demo"}))
+    async with running(make_bench, "hang", twin=twin) as bench:
+        await eventually(lambda: bench.hub.preset == "demo")
+        assert (await bench.client.get("/api/v1/testbed")).json()["preset"] == "demo"
+        job = bench.hub.jobs.get((await bench.client.post("/api/v1/jobs", json=BODY)).json()["id"])
+        assert job.preset == "demo"
+        saved = json.loads((job.folder / "job.json").read_text())
+    for preset in ("demo", None):  # None: written by an older host-agent
+        (job.folder / "job.json").write_text(json.dumps({**saved, "preset": preset}))
+        (job.folder / "result.json").write_text(json.dumps({"preset": "demo"}))
+        async with running(make_bench, "ok") as bench:
+            shown = (await bench.client.get(f"/api/v1/jobs/{job.id}")).json()
+            assert (shown["state"], shown["preset"]) == ("failed", "demo")
+            assert (await bench.client.get("/api/v1/testbed")).json()["preset"] is None
 
 
 async def test_a_failing_benchmark_is_a_state_with_its_last_words(
