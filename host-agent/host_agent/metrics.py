@@ -68,7 +68,7 @@ class HubCollector(Collector):
         newest = GaugeMetricFamily(
             "symphony_collective_bus_bandwidth_bytes_per_second",
             "Of each group's newest collective by itself: size x 2(N-1)/N / its completion time, mean over groups. "
-            "Less than symphony_bus_bandwidth_bytes_per_second where iterations overlap in time.",
+            "Less than symphony_bus_bandwidth_bytes_per_second where iterations overlap; there while a run lasts.",
             labels=["job"],
         )
         events = CounterMetricFamily("symphony_events", "Step events received from the ranks.", labels=["job"])
@@ -94,7 +94,8 @@ class HubCollector(Collector):
             events.add_metric([job.name], job.recorder.received)
             dropped.add_metric([job.name], job.recorder.dropped)
             figures = job.recorder.collectives.summary()
-            for family, rate in ((busbw, figures["busbw_gbps"]), (newest, figures["busbw_gbps_newest"])):
+            alone = None if figures["final"] or job.ended else figures["busbw_gbps_newest"]
+            for family, rate in ((busbw, figures["busbw_gbps"]), (newest, alone)):
                 if rate is not None:
                     family.add_metric([job.name], rate * 1e9)
             if job.ended:

@@ -50,7 +50,7 @@ def switch_overlap(
     for position, gap in _thinned([figure.tick for _, figure in figures], limit):
         t_ns, figure = figures[position]
         if gap and breaks:
-            out.append([t_ns, None])
+            out.append([out[-1][0], None])  # where the line ends: a stepped one is drawn as far as this
         out.append([t_ns, figure.overlap])
     return out
 
@@ -76,7 +76,7 @@ def switch_series(
             "outpacing": sample.outpacing,
         }
         if gap and breaks:
-            out.append(dict.fromkeys(point) | {"t_ns": point["t_ns"]})
+            out.append(dict.fromkeys(point) | {"t_ns": out[-1]["t_ns"]})
         out.append(point)
     return out
 

@@ -329,6 +329,19 @@ async def test_metrics_follow_the_jobs(bench: Any) -> None:
     assert not [name for name, labels in await metrics(bench) if ("job", "a") in labels]
 
 
+async def test_metrics_of_an_ended_run_are_those_of_its_result(bench: Any) -> None:
+    """Bus bandwidth as in ring-bench's last line; no figure of the newest collective is left beside it."""
+    job = await bench.register("a")
+    await bench.report(job, collectives=[(0, 0, 0, 2_000_000, 1.5)])
+    rows = [{"cct_ns": [[2_000_000, 4_000_000]]}]
+    await bench.report(job, result={"results": rows, "totals": {"avg_busbw_gbps": 1.25}})
+    found = {name: value for (name, labels), value in (await metrics(bench)).items() if ("job", "a") in labels}
+    assert found["symphony_bus_bandwidth_bytes_per_second"] == 1.25e9
+    assert "symphony_collective_bus_bandwidth_bytes_per_second" not in found
+    cct = (await bench.client.get("/api/v1/jobs/1/cct")).json()["summary"]
+    assert (cct["final"], cct["collectives"], cct["p50_s"], cct["p99_s"]) == (True, 2, 2e-3, 4e-3)
+
+
 async def test_names_of_metrics_are_conventional(bench: Any) -> None:
     """promtool has nothing to say about a job that has all figures."""
     job = await bench.register("a", symphony={"enabled": True})

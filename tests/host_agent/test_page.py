@@ -101,9 +101,11 @@ async def test_a_gap_in_the_samples_is_no_line(bench: Any, eventually: Callable[
     """tor1's agent was away: nothing is drawn over that time, of its own curves and of the switches' overlap."""
     job = await sampled(bench, 8, eventually)
     for options, of_tor1 in ((charts.overlap_options, 1), (charts.alpha_options, 1), (charts.marks_options, 2)):
-        curve = [value for _, value in options(job)["series"][of_tor1]["data"]]
+        points = options(job)["series"][of_tor1]["data"]
+        curve = [value for _, value in points]
         assert curve.index(None) == 5, options
         assert curve.count(None) == 1
+        assert points[5][0] == points[4][0]  # where the line ends: a stepped one would reach over the gap
         assert len(curve) == 11
     tor0 = [value for _, value in charts.alpha_options(job)["series"][0]["data"]]
     assert None not in tor0

@@ -139,7 +139,8 @@ class JobPanel:
         problems: list[tuple[str, str, list[str]]] = []
         if job.error:
             problems.append(("", job.error, job.log_tail))
-        problems += [("warn", detail, []) for detail in list(job.switch_errors.values())[:4]]
+        for switch, detail in list(job.switch_errors.items())[:4]:
+            problems.append(("warn", detail if detail.startswith("switch ") else f"{switch}: {detail}", []))
         if job.ended and (missing := job.switch_log.missing()):
             text = f"packets and marks are incomplete: {', '.join(missing)} could not be read at the end of the job"
             problems.append(("warn", text, []))

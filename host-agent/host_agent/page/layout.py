@@ -124,7 +124,7 @@ class LivePage:
             ui.html("Symphony <span>testbed</span>", sanitize=False).classes("sy-brand")
             ui.label(self._hub.testbed.name).classes("sy-soft sy-clip")
             ui.element("div").classes("sy-grow")
-            self._switches = ui.element("div").classes("sy-row sy-wrap sy-switches")
+            self._switches = ui.element("div").classes("sy-switches")
             ui.button(icon="dark_mode", on_click=lambda: _toggle_dark(dark)).props(
                 'flat round dense color=grey aria-label="Dark or light"'
             )

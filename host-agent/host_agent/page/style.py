@@ -25,7 +25,7 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
 }
 .sy-brand { font-weight: 650; font-size: 16px; letter-spacing: .01em; white-space: nowrap; }
 .sy-brand span { color: var(--accent); }
-.sy-switches { width: auto; }
+.sy-switches { display: flex; flex-flow: row wrap; gap: 6px 8px; }
 .sy-main {
   display: grid; grid-template-columns: 248px minmax(0, 1fr); gap: 14px; align-items: start;
   width: 100%; max-width: 1720px; margin: 0 auto; padding: 14px 20px 20px;
@@ -113,7 +113,6 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
   .sy-jobs { max-height: 190px; }
   .sy-top { padding: 6px 12px !important; gap: 4px 8px; flex-wrap: wrap; }
   .sy-switches { order: 1; width: 100%; }
-  .sy-tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .sy-form { grid-template-columns: minmax(0, 1fr); }
 }
 """
