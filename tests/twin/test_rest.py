@@ -27,7 +27,7 @@ def twin(tmp_path: Path) -> Twin:
 async def api(twin: Twin) -> AsyncIterator[httpx.AsyncClient]:
     """A client of its API."""
     transport = httpx.ASGITransport(app=make_app(twin))
-    async with httpx.AsyncClient(transport=transport, base_url="http://twin") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 
@@ -171,6 +171,49 @@ async def test_a_slower_link_slows_its_traffic(api: httpx.AsyncClient, twin: Twi
     assert twin.fabric.now_ps - began > 5 * fast
     links = (await api.get("/api/v1/topology")).json()["links"]
     assert [link["gbps"] for link in links if link["name"] == "h0->tor0"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.com", "evil.com:9301", "127.0.0.1.evil.com", "192.168.1.7:9301", "localhost.evil.com", ""]
+)
+async def test_a_request_for_another_host_is_refused(api: httpx.AsyncClient, twin: Twin, host: str) -> None:
+    """Such as that of a web page whose name resolves to 127.0.0.1 (DNS rebinding); nothing changes."""
+    answer = await api.patch("/api/v1/clock", json={"pace": 2}, headers={"host": host})
+    assert (answer.status_code, answer.json()["code"]) == (400, "unknown_host")
+    assert twin.service.clock.pace is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9301", "localhost", "LOCALHOST.:1", "127.0.0.2", "[::1]:9301", "[::1]"])
+async def test_loopback_names_are_answered(api: httpx.AsyncClient, host: str) -> None:
+    """With port or without."""
+    assert (await api.get("/api/v1/clock", headers={"host": host})).status_code == 200
+
+
+async def endless(sent: list[int]) -> AsyncIterator[bytes]:
+    """A body that does not end, in chunks; notes how much of it was asked for."""
+    while True:
+        sent[0] += 10_000
+        assert sent[0] < 1_000_000, "it goes on reading"
+        yield b" " * 10_000
+
+
+async def test_a_body_that_is_too_large_is_413(api: httpx.AsyncClient, twin: Twin) -> None:
+    """By its announced length, and in chunks without one as soon as it has grown too large."""
+    sent = [0]
+    json_type = {"content-type": "application/json"}
+    for body in (b" " * 70_000, endless(sent)):
+        answer = await api.patch("/api/v1/clock", content=body, headers=json_type)
+        assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+        assert "65536 bytes" in answer.json()["detail"]
+    assert 65_536 <= sent[0] <= 80_000
+    assert (await api.patch("/api/v1/clock", content=b'{"pace": 2}' + b" " * 60_000, headers=json_type)).is_success
+    assert twin.service.clock.pace == 2
+
+
+async def test_paths_and_methods_that_are_not_there_answer_in_the_same_form(api: httpx.AsyncClient) -> None:
+    """Detail and code, as all errors."""
+    assert (await api.get("/api/v1/nothing")).json() == {"detail": "Not Found", "code": "not_found"}
+    assert (await api.delete("/api/v1/clock")).json()["code"] == "method_not_allowed"
 
 
 async def test_the_process_answers(api: httpx.AsyncClient) -> None:

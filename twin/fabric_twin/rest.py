@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The twin's own REST API: what no hardware has, such as holding the clock or breaking a link.
 
-It is served on loopback only; whoever may log in to this machine may use it.
+It is served on loopback only; whoever may log in to this machine may use it. Requests must name a loopback host.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from fabric_twin.errors import FabricError, UnknownNameError
+from fabric_twin.guard import Guard
 from fabric_twin.verbs_service import MAX_PACE
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Restart(BaseModel):
 def make_app(twin: Twin) -> FastAPI:
     """The API over a running twin."""
     app = FastAPI(title="fabric-twin", version="1", docs_url="/docs")
+    app.add_middleware(Guard)
     fabric, service = twin.fabric, twin.service
 
     @app.exception_handler(UnknownNameError)
@@ -74,6 +77,12 @@ def make_app(twin: Twin) -> FastAPI:
     async def not_valid(_: Request, error: RequestValidationError) -> JSONResponse:
         problems = [f"{'.'.join(str(word) for word in e['loc'][1:]) or 'body'}: {e['msg']}" for e in error.errors()]
         return JSONResponse({"detail": "; ".join(problems), "code": "invalid"}, status_code=422)
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+        code = codes.get(error.status_code, "http_error")
+        return JSONResponse({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
