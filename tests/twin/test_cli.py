@@ -3,29 +3,36 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import httpx
+import msgpack
 import pytest
 import yaml
 
 from fabric_twin.cli import main
+from fabric_twin.errors import ConfigError
+from fabric_twin.files import write_file
 
 PROGRAM = [sys.executable, "-c", "from fabric_twin.cli import main; main()"]
 
 
 def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """Run the command in this process; it must exit with 1 and one line, which is returned."""
+    """Run the command in this process; it must exit with 2 and one line, which is returned."""
     with pytest.raises(SystemExit) as caught:
         main(args)
-    assert caught.value.code == 1
+    assert caught.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("fabric-twin: ")
@@ -71,6 +78,39 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^spec +spec +55 +0 +55 +5 +40 +200$", out, re.MULTILINE)
 
 
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """As pip has it."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"fabric-twin {metadata.version('symphony-testbed')}\n"
+
+
+def test_help_names_defaults_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    """And does not call None one."""
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(default: None)" not in out
+    assert "virtual seconds per second (default: as fast as possible) " in out
+    assert "REST port on 127.0.0.1; 0: any (default: 9301)" in out
+
+
+@pytest.mark.parametrize(
+    ("shell", "says"),
+    [("> /dev/full", "fabric-twin: cannot write to standard output: No space left on device\n"), ("| true", "")],
+)
+@pytest.mark.parametrize("command", ["presets", "--help"])
+def test_output_that_cannot_be_written_is_one_line_and_a_closed_pipe_none(command: str, shell: str, says: str) -> None:
+    """Buffered output fails late; it must not end in Python's own complaint."""
+    script = f'set -o pipefail; "$0" -c "from fabric_twin.cli import main; main()" {command} {shell}'
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", script, sys.executable], capture_output=True, text=True, env=env, timeout=60)
+    # `true` may live on until everything is in the pipe: then nothing has gone wrong
+    assert done.returncode in ((1,) if says else (0, 1))
+    assert done.stderr == says
+
+
 @contextmanager
 def taken_port() -> Iterator[int]:
     """A TCP port on which somebody listens."""
@@ -98,6 +138,37 @@ def test_a_testbed_file_that_cannot_be_written_says_so(capsys: pytest.CaptureFix
     args = ["--preset", "two-flows", "--verbs", str(verbs), "--http-port", "0", "--bfrt-port", "0"]
     assert f"cannot write {file}" in fails(capsys, "run", *args, "--testbed-file", str(file))
     assert not verbs.exists()
+
+
+def test_a_file_is_replaced_as_a_whole_behind_its_links(tmp_path: Path) -> None:
+    """Whoever reads the old one goes on reading it; links stay links, permissions stay as they were."""
+    file, link, before = tmp_path / "testbed.yaml", tmp_path / "link", tmp_path / "before"
+    file.write_text("old")
+    file.chmod(0o640)
+    before.hardlink_to(file)
+    link.symlink_to(file)
+    write_file(link, "new")
+    assert (file.read_text(), before.read_text()) == ("new", "old")
+    assert link.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before", "link", "testbed.yaml"]
+
+
+def test_what_is_no_regular_file_is_written_in_place(tmp_path: Path) -> None:
+    """A pipe gets the text; a device that takes none is an error, and both are still there."""
+    pipe, device = tmp_path / "pipe", tmp_path / "device"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    device.symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=f"cannot write {device}: No space left on device"):
+        write_file(device, "text")
+    assert pipe.is_fifo()
+    assert device.is_char_device()
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +201,7 @@ def test_a_signal_ends_the_process_and_removes_the_socket(tmp_path: Path, number
             assert answer.json()["preset"] == "two-flows"
             if number == signal.SIGINT:
                 second = subprocess.run([*PROGRAM, *args], capture_output=True, text=True, timeout=60)
-                assert second.returncode == 1
+                assert second.returncode == 2
                 assert second.stderr == (
                     f"fabric-twin: another twin listens on {verbs}; stop it or choose another --verbs path\n"
                 )
@@ -140,3 +211,30 @@ def test_a_signal_ends_the_process_and_removes_the_socket(tmp_path: Path, number
             _, err = twin.communicate(timeout=30)
     assert (twin.returncode, err) == (0, "")
     assert not verbs.exists()
+
+
+def test_a_signal_ends_it_quietly_while_processes_are_attached(tmp_path: Path) -> None:
+    """One that has said nothing yet, and one in the middle of a frame."""
+    verbs = tmp_path / "verbs.sock"
+    args = ["run", "--preset", "two-flows", "--verbs", str(verbs), "--http-port", "0", "--bfrt-port", "0"]
+    with (
+        subprocess.Popen([*PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as twin,
+        socket.socket(socket.AF_UNIX) as silent,
+        socket.socket(socket.AF_UNIX) as talking,
+    ):
+        assert twin.stdout is not None
+        try:
+            for line in twin.stdout:
+                if "REST" in line:
+                    break
+            for client in (silent, talking):
+                client.settimeout(30)
+                client.connect(str(verbs))
+            request = msgpack.packb({"id": 1, "calls": []})
+            talking.sendall(struct.pack(">I", len(request)) + request)
+            assert talking.recv(4), "it is served, and so is the one before"
+            talking.sendall(b"\0\0")
+        finally:
+            twin.terminate()
+            _, err = twin.communicate(timeout=30)
+    assert (twin.returncode, err) == (0, "")

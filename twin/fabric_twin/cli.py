@@ -4,15 +4,31 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from fabric_twin.errors import ConfigError, TwinError
 from fabric_twin.presets import DCQCN_SETS, PRESETS, get_preset
 
 __all__ = ["main"]
+
+
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that there are: an option without one says itself what leaving it out means."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("symphony-testbed")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -22,14 +38,16 @@ def _parser() -> argparse.ArgumentParser:
         "in virtual time. It serves a verbs socket for ring-bench and BF-Runtime for switch-agent.",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--version", action="version", version=f"fabric-twin {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    run = commands.add_parser(
-        "run", help="run a twin until Ctrl-C", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    run = commands.add_parser("run", help="run a twin until Ctrl-C", formatter_class=_Defaults)
     run.add_argument("--preset", default="demo", help=f"fabric: {', '.join(PRESETS)}")
     run.add_argument(
-        "--seed", type=int, default=1, help="of the coins of RED, losses and Symphony, and of ECMP; a benchmark's own seed overrides it"
+        "--seed",
+        type=int,
+        default=1,
+        help="of all coins and of ECMP; a benchmark's own seed overrides it",
     )
     run.add_argument("--verbs", type=Path, default=Path("/tmp/fabric-twin/verbs.sock"), help="verbs socket")  # noqa: S108
     run.add_argument(
@@ -41,15 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--testbed-file", type=Path, help="write a testbed.yaml for host-agent here")
     run.add_argument("--pace", type=float, help="virtual seconds per second (default: as fast as possible)")
-    fabric = run.add_argument_group("changes to the preset")
-    fabric.add_argument("--tors", type=int)
-    fabric.add_argument("--hosts-per-tor", type=int)
-    fabric.add_argument("--spines", type=int)
-    fabric.add_argument("--host-gbps", type=float)
-    fabric.add_argument("--uplink-gbps", type=float)
-    fabric.add_argument("--mtu", type=int, help="payload bytes of a packet")
-    fabric.add_argument("--buffer-bytes", type=int, help="shared buffer of a switch")
-    fabric.add_argument("--dcqcn", choices=sorted(DCQCN_SETS))
+    fabric = run.add_argument_group("changes to the preset", "What is left out is the preset's: fabric-twin presets")
+    fabric.add_argument("--tors", type=int, metavar="N", help="leaf switches")
+    fabric.add_argument("--hosts-per-tor", type=int, metavar="N")
+    fabric.add_argument("--spines", type=int, metavar="N")
+    fabric.add_argument("--host-gbps", type=float, metavar="GBPS", help="rate of the hosts' links")
+    fabric.add_argument("--uplink-gbps", type=float, metavar="GBPS", help="rate of the links to the spines")
+    fabric.add_argument("--mtu", type=int, metavar="BYTES", help="payload of a full packet")
+    fabric.add_argument("--buffer-bytes", type=int, metavar="BYTES", help="shared buffer of a switch")
+    fabric.add_argument("--dcqcn", choices=sorted(DCQCN_SETS), help="parameter set of the NICs")
     fabric.add_argument("--pfc", action=argparse.BooleanOptionalAction, help="lossless or lossy")
     fabric.add_argument("--ecmp-sport", action=argparse.BooleanOptionalAction, help="hash the UDP source port")
 
@@ -74,18 +92,20 @@ def _run(args: argparse.Namespace) -> None:
     for option, first, count in (("http", args.http_port, 1), ("bfrt", args.bfrt_port, preset.tors)):
         if not 0 <= first <= 65536 - count:
             raise ConfigError(f"--{option}-port {first}: allowed are 0 to {65536 - count}")
-    serve(
-        TwinConfig(
-            preset=preset,
-            seed=args.seed,
-            verbs=args.verbs,
-            bfrt_port=args.bfrt_port,
-            http_port=args.http_port,
-            agent_port=args.agent_port,
-            pace=args.pace,
-            testbed_file=args.testbed_file,
-        )
+    config = TwinConfig(
+        preset=preset,
+        seed=args.seed,
+        verbs=args.verbs,
+        bfrt_port=args.bfrt_port,
+        http_port=args.http_port,
+        agent_port=args.agent_port,
+        pace=args.pace,
+        testbed_file=args.testbed_file,
     )
+    try:
+        serve(config)
+    except OSError as error:
+        raise TwinError(str(error)) from error
 
 
 def _presets() -> None:
@@ -102,17 +122,44 @@ def _presets() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 1 and one line on stderr when something goes wrong."""
+    """Entry point; exits with one line on stderr when something goes wrong.
+
+    1: an error. 2: wrong usage, an option, address or file that cannot be used: starting again does not help. Whoever
+    closes our standard output (head, less) has seen enough: 1, and not a word.
+    """
+    try:
+        try:
+            _command(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where an error can be told, not when Python ends
+    except BrokenPipeError:
+        _drop_stdout()
+        sys.exit(1)
+    except OSError as error:  # all else that is read or written has errors of its own
+        _drop_stdout()
+        print(f"fabric-twin: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _command(argv: Sequence[str] | None) -> None:
     args = _parser().parse_args(argv)
     try:
         if args.command == "run":
             _run(args)
         else:
             _presets()
-    except (TwinError, OSError) as error:
+    except TwinError as error:
         if args.debug:
             traceback.print_exc()
         print(f"fabric-twin: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _drop_stdout() -> None:
+    """Let what is still in the buffer go nowhere: it would fail once more when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -19,9 +19,10 @@ from typing import Any
 import uvicorn
 import yaml
 
-from fabric_twin.bfrt_server import BfRtServer, P4Program, Port
+from fabric_twin.bfrt_server import BfRtServer, BindError, P4Program, Port
 from fabric_twin.errors import ConfigError, UnknownNameError
 from fabric_twin.fabric import Fabric, warm_up
+from fabric_twin.files import write_file
 from fabric_twin.presets import Preset
 from fabric_twin.rest import make_app
 from fabric_twin.switch import TwinSwitch, device_ports
@@ -133,12 +134,16 @@ class Twin:
                 await self.service.start()
                 stack.push_async_callback(self.service.stop)
                 for server in self.bfrt:
-                    await stack.enter_async_context(server)
+                    try:
+                        await stack.enter_async_context(server)
+                    except BindError as error:
+                        raise ConfigError(str(error)) from None
                 http = _HttpServer(
                     uvicorn.Config(make_app(self), log_level="warning", timeout_graceful_shutdown=2, lifespan="off")
                 )
                 if self.config.testbed_file is not None:
-                    _write_testbed(self.config.testbed_file, self.testbed())
+                    text = yaml.safe_dump(self.testbed(), sort_keys=False)
+                    write_file(self.config.testbed_file, f"# Written by fabric-twin; host-agent reads it.\n{text}")
                 serving = asyncio.create_task(http.serve([listener]))
                 running = asyncio.create_task(self.service.run())
                 if ready is not None:
@@ -177,14 +182,6 @@ def _listen(port: int) -> socket.socket:
     return listener
 
 
-def _write_testbed(path: Path, testbed: dict[str, Any]) -> None:
-    text = "# Written by fabric-twin; host-agent reads it.\n" + yaml.safe_dump(testbed, sort_keys=False)
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
 async def _serve(config: TwinConfig) -> None:
     twin = Twin(config)
     loop = asyncio.get_running_loop()
@@ -199,6 +196,7 @@ async def _serve(config: TwinConfig) -> None:
             await twin.run(ready)
     finally:
         announce.cancel()
+        await asyncio.gather(announce, return_exceptions=True)  # a twin whose output nobody reads runs all the same
 
 
 async def _announce(twin: Twin, ready: asyncio.Event) -> None:

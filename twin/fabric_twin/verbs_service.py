@@ -181,6 +181,8 @@ class VerbsService:
         self._hold_after_ps: int | None = None
         self._wake = asyncio.Event()
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        """What runs for the connections; nobody else waits for its end."""
         self._calls: dict[str, Callable[[_Client, dict[str, Any]], dict[str, Any]]] = {
             "attach": self._attach,
             "detach": self._detach,
@@ -227,11 +229,12 @@ class VerbsService:
             ) from None
 
     async def stop(self) -> None:
-        """Close the socket and every connection."""
+        """Close the socket and every connection; all of them have ended when this returns."""
         if self._server is not None:
             self._server.close()
-        for client in list(self._clients):
-            client.writer.close()
+        for client in self._clients:
+            client.writer.transport.abort()  # not close(): that would wait for a client that does not read
+        await asyncio.gather(*self._serving)
         self.path.unlink(missing_ok=True)
 
     def wake(self) -> None:
@@ -311,6 +314,10 @@ class VerbsService:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = _Client(writer)
         self._clients.append(client)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         try:
             while True:
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
