@@ -149,6 +149,11 @@ class Job:
         """Step events lost on the way, known as far as `events_received` is."""
         return None if self.events_received is None else self.recorder.dropped
 
+    def cct_figures(self) -> dict[str, Any]:
+        """Completion times and bus bandwidth; `collectives` is null where `events_received` is not known."""
+        figures = self.recorder.collectives.summary()
+        return figures | {"collectives": None} if self.events_received is None else figures
+
     def spec_for(self, switch: str) -> dict[str, Any]:
         """Body of the switch agent's PUT /api/v1/jobs/{id}."""
         return {
@@ -222,7 +227,7 @@ class Job:
             "toggles": [toggle.view() for toggle in self.toggles],
             "clock": recorder.clock.view(),
             "overlap": {"max": largest, "mean": mean},
-            "cct": recorder.collectives.summary(),
+            "cct": self.cct_figures(),
             "marks": {"symphony": totals["marked_symphony"], "queue": totals["marked_queue"]},
             "packets": {"all": totals["packets"], "outpacing": totals["outpacing"]},
             "counters_missing": self.switch_log.missing(),

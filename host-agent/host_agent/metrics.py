@@ -91,8 +91,9 @@ class HubCollector(Collector):
                 },
             )
             running.add_metric([job.name], float(job.state == "running"))
-            events.add_metric([job.name], job.recorder.received)
-            dropped.add_metric([job.name], job.recorder.dropped)
+            for counter, count in ((events, job.events_received), (dropped, job.events_dropped)):
+                if count is not None:
+                    counter.add_metric([job.name], count)
             figures = job.recorder.collectives.summary()
             alone = None if figures["final"] or job.ended else figures["busbw_gbps_newest"]
             for family, rate in ((busbw, figures["busbw_gbps"]), (newest, alone)):
@@ -122,6 +123,8 @@ class HubCollector(Collector):
             labels=["job"],
         )
         for job in jobs:
+            if job.events_received is None:
+                continue
             for family, histogram in (
                 (collective, job.recorder.collectives.durations),
                 (step, job.recorder.step_durations),

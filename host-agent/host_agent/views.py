@@ -120,7 +120,7 @@ def cct_view(job: Job, since: int = -1, limit: int = MAX_POINTS) -> dict[str, An
     records = [record for record in job.recorder.collectives.records if record.sequence > since][-limit:]
     return {
         "job": job.id,
-        "summary": job.recorder.collectives.summary(),
+        "summary": job.cct_figures(),
         "collectives": [
             {
                 "sequence": r.sequence,

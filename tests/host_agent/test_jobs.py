@@ -403,3 +403,31 @@ async def test_a_restarted_host_agent_picks_up_registered_jobs(bench: Any, make_
     finally:
         await second.client.aclose()
         await second.hub.close()
+
+
+async def test_after_a_restart_what_was_counted_before_is_unknown(bench: Any, make_bench: Callable[..., Any]) -> None:
+    """REST says null and /metrics leaves it out, until the ranks report again."""
+    job = await bench.register("a")
+    await bench.report(job, collectives=[(0, 0, 0, 2_000_000, 1.5)])
+    await bench.hub.close()
+    second = make_bench()
+    await second.hub.start()
+
+    async def counted() -> tuple[int | None, set[str]]:
+        view = (await second.client.get("/api/v1/jobs/1")).json()
+        names = {name for name, labels in await metrics(second) if ("job", "a") in labels}
+        return view["cct"]["collectives"], names & {
+            "symphony_events_total",
+            "symphony_events_dropped_total",
+            "symphony_collective_duration_seconds_count",
+            "symphony_step_duration_seconds_count",
+        }
+
+    try:
+        assert await counted() == (None, set())
+        await second.report(job, collectives=[(0, 1, 2_000_000, 4_000_000, 1.5)])
+        collectives, names = await counted()
+        assert (collectives, len(names)) == (1, 4)
+    finally:
+        await second.client.aclose()
+        await second.hub.close()
