@@ -105,7 +105,9 @@ class FakeSwitch:
         return app
 
 
-class _Transport(httpx.AsyncBaseTransport):
+class SwitchTransport(httpx.AsyncBaseTransport):
+    """The way to a fake switch."""
+
     def __init__(self, switch: FakeSwitch) -> None:
         self._switch = switch
         self._inner = httpx.ASGITransport(switch.app)
@@ -189,7 +191,7 @@ def make_bench(tmp_path: Path, fake_bench: Path) -> Callable[..., Bench]:
         switches = {switch.name: FakeSwitch(switch.name) for switch in chosen.switches}
 
         def factory(entry: SwitchEntry) -> SwitchClient:
-            return SwitchClient(entry, transport=_Transport(switches[entry.name]))
+            return SwitchClient(entry, transport=SwitchTransport(switches[entry.name]))
 
         environment = {"FAKE_BENCH": mode, "PATH": "/usr/bin:/bin", "HOST_AGENT_TOKEN": "not for ranks"}
         hub = Hub(
