@@ -73,6 +73,16 @@ def test_switch_health_is_in_sight(page: Page, address: str, width: int) -> None
     assert page.value(PILLS) == ["tor0", "tor1", "tor2", "tor3"]
 
 
+def test_axes_write_numbers_as_the_tiles_do(page: Page, address: str) -> None:
+    """With k and M, in the browser's own ECharts."""
+    shown(page, address, 1280)
+    written = page.value("""(() => {
+      const charts = [...document.querySelectorAll('.sy-chart')].map(e => getElement(Number(e.id.slice(1))).chart);
+      return charts.slice(2, 4).map(c => [1, 50000, 2500000].map(c.getOption().yAxis[0].axisLabel.formatter));
+    })()""")
+    assert written == [["1", "50 k", "2.5 M"]] * 2
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_both_schemes(page: Page, address: str, scheme: str) -> None:
     """The user's preference is followed, and figures stand out from their ground (WCAG: 4.5 : 1 and more)."""

@@ -39,6 +39,12 @@ LABEL_ROWS: Final = 2
 ROW_PX: Final = 14
 LABEL_SHARE: Final = 0.22
 """Width of a toggle's label, as a share of the time axis of the narrowest plot."""
+PLAIN: Final[Options] = LABEL | {":formatter": "String"}
+"""Numbers of an axis as they are; ECharts' own way has commas, which nothing else on the page has."""
+COUNTS: Final[Options] = LABEL | {
+    ":formatter": "v => v >= 1e6 ? v / 1e6 + ' M' : v >= 1e3 ? v / 1e3 + ' k' : String(v)"
+}
+"""Numbers of an axis as `host_agent.page.widgets.number` writes them."""
 MAX_LANES: Final = 24
 """Rings shown in the progress chart: those furthest behind."""
 MAX_SWITCHES: Final = 8
@@ -92,7 +98,7 @@ def _base(axis: TimeAxis | None, y_name: str) -> Options:
             "nameLocation": "middle",
             "nameGap": 26,
             "nameTextStyle": LABEL,
-            "axisLabel": LABEL | {"hideOverlap": True},
+            "axisLabel": PLAIN | {"hideOverlap": True},
             "axisLine": {"lineStyle": {"color": MUTED}},
             "splitLine": {"show": False},
             "min": 0,
@@ -248,7 +254,7 @@ def alpha_options(job: Job) -> Options:
     """
     axis = time_axis(job)
     options = _base(axis, "alpha")
-    options["yAxis"] |= {"type": "log", "min": 1}
+    options["yAxis"] |= {"type": "log", "min": 1, "axisLabel": COUNTS}
     options["series"] = [
         _line(switch, [[axis.of(p["t_ns"]), p["alpha"]] for p in points], index, step="end")
         for index, (switch, points) in enumerate(_per_switch(job).items())
@@ -260,7 +266,7 @@ def marks_options(job: Job) -> Options:
     """Packets marked with CE so far, per switch: by Symphony (solid) and by the queue's RED (dashed)."""
     axis = time_axis(job)
     options = _base(axis, "packets marked so far")
-    options["yAxis"] |= {"nameGap": 46, "axisLabel": LABEL | {"fontSize": 10}}
+    options["yAxis"] |= {"nameGap": 46, "axisLabel": COUNTS}
     options["series"] = []
     for index, (switch, points) in enumerate(_per_switch(job).items()):
         for kind, name, dash in (("symphony", switch, "solid"), ("queue", f"{switch} (queue)", "dashed")):
