@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from switch_agent.dataplane.constants import STEP_BITS
 from switch_agent.dataplane.params import PARAM_RANGES, VARIANTS, SymphonyParams
@@ -82,13 +82,28 @@ class SymphonySettings(BaseModel):
         return {"enabled": self.enabled, "variant": self.variant, **values}
 
 
+def _to_address(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return ip_address(value)
+        except ValueError:
+            pass
+    if isinstance(value, IPv4Address | IPv6Address):
+        return value
+    raise ValueError("no IPv4 or IPv6 address: write it as a string, such as 10.0.0.1")
+
+
+Address = Annotated[IPv4Address | IPv6Address, BeforeValidator(_to_address)]
+"""Of either family. Checked in one go: a union would report what each of its members thinks of a bad one."""
+
+
 class Flow(BaseModel):
     """Packets from ``src`` to ``dst``; ``dst`` null (or left out) means to anybody. One address family."""
 
     model_config = ConfigDict(extra="forbid")
 
-    src: IPv4Address | IPv6Address
-    dst: IPv4Address | IPv6Address | None = None
+    src: Address
+    dst: Address | None = None
 
     @model_validator(mode="after")
     def _one_family(self) -> Flow:
@@ -104,7 +119,7 @@ class Flow(BaseModel):
 class JobSpec(BaseModel):
     """Body of ``PUT /api/v1/jobs/{job_id}``: what to recognise, and Symphony's settings for it.
 
-    ``first_step`` is the first step the job will send (any integer >= 0, taken modulo 2^step_bits).
+    ``first_step`` is the first step the job will send (32 bits, taken modulo 2^step_bits).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -112,7 +127,7 @@ class JobSpec(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     job_tag: Annotated[int, Field(ge=0)]
     step_bits: int = STEP_BITS
-    first_step: Annotated[int, Field(ge=0)] = 0
+    first_step: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     flows: Annotated[list[Flow], Field(min_length=1, max_length=2048)]
     symphony: SymphonySettings = Field(default_factory=SymphonySettings)
 

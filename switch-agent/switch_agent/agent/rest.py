@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
+from switch_agent.agent.guard import Guard, KnownHosts
 from switch_agent.agent.metrics import CONTENT_TYPE, render
 from switch_agent.agent.models import JobSpec, SymphonySettings
 from switch_agent.agent.service import Agent
@@ -59,10 +60,11 @@ def _problem(status: int, code: str, detail: str, **more: Any) -> JSONResponse:
     return JSONResponse({"status": status, "code": code, "detail": detail, **more}, status, headers)
 
 
-def build_app(agent: Agent, token: str | None = None) -> FastAPI:
+def build_app(agent: Agent, token: str | None = None, hosts: Container[str] | None = None) -> FastAPI:
     """Build the application of an agent; its lifespan runs the agent.
 
-    With a ``token``, requests that change something need ``Authorization: Bearer <token>``.
+    With a ``token``, requests that change something need ``Authorization: Bearer <token>``. Requests must name one of
+    ``hosts`` as their Host; without that, a loopback name or address.
     """
 
     @asynccontextmanager
@@ -71,6 +73,7 @@ def build_app(agent: Agent, token: str | None = None) -> FastAPI:
             yield
 
     app = FastAPI(title="switch-agent", version="1", lifespan=lifespan, redoc_url=None)
+    app.add_middleware(Guard, hosts=KnownHosts() if hosts is None else hosts)
     _add_error_handlers(app)
 
     async def authorised(request: Request) -> None:  # async: a plain function would run in a thread
@@ -180,7 +183,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_: Request, error: HTTPException) -> JSONResponse:
-        codes = {401: "unauthorised", 404: "no_such_path", 405: "method_not_allowed"}
+        codes = {401: "unauthorized", 404: "no_such_path", 405: "method_not_allowed", 413: "body_too_large"}
         return _problem(error.status_code, codes.get(error.status_code, "http_error"), str(error.detail))
 
 

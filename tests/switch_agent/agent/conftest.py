@@ -105,6 +105,6 @@ async def bench(switch: tuple[BfRtServer, MemoryBackend], tmp_path: Path, few_lo
     server, memory = switch
     agent = Agent(options(server, tmp_path / "state"))
     transport = httpx.ASGITransport(build_app(agent))
-    async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+    async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         await agent.session.wait_for(SessionState.READY, timeout=20)
         yield Bench(server, memory, agent, http)

@@ -76,7 +76,7 @@ async def test_jobs_of_a_larger_program_stay_off_a_smaller_one(tmp_path: Path, f
         async with BfRtServer(memory, program, port=0) as server:
             agent = Agent(options(server, tmp_path, ports=60))
             transport = httpx.ASGITransport(build_app(agent))
-            async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+            async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 await agent.session.wait_for(SessionState.READY, timeout=20)
                 if program is large:
                     for job_id, tag, scope in ((1, 1, "port"), (2, 2, "port"), (100, 3, "job")):
@@ -114,7 +114,7 @@ async def test_drift_is_found_by_itself(
     server, _ = switch
     agent = Agent(options(server, tmp_path, drift_interval=0.02))
     transport = httpx.ASGITransport(build_app(agent))
-    async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+    async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         await agent.session.wait_for(SessionState.READY, timeout=20)
         assert (await http.put("/api/v1/jobs/1", json=job_spec())).status_code == 200
         client = agent.session.writer()

@@ -31,7 +31,7 @@ async def agent_on(server: BfRtServer, folder: Path, **changes: Any) -> AsyncIte
     """An agent with a REST client; not necessarily ready."""
     agent = Agent(options(server, folder, **changes))
     transport = httpx.ASGITransport(build_app(agent))
-    async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+    async with agent.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield agent, http
 
 

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fabric_twin.bfrt_server import BfRtServer, MemoryBackend
 from switch_agent.agent import Agent, build_app
 from switch_agent.agent.address import split_address
+from switch_agent.agent.guard import MAX_BODY_BYTES, KnownHosts
 from switch_agent.agent.metrics import MAX_JOBS
 from switch_agent.agent.server import _Server, listen, read_token
 from switch_agent.bfrt import SessionState
@@ -29,7 +30,7 @@ async def test_changes_need_the_token_and_reads_do_not(bench: Bench) -> None:
     """401 with a code for a missing or wrong token; the right one works; the token is in no answer."""
     app = build_app(bench.agent, token="s3cret")
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
             for method, path in (
                 ("PUT", "/api/v1/jobs/1"),
@@ -38,7 +39,7 @@ async def test_changes_need_the_token_and_reads_do_not(bench: Bench) -> None:
                 ("POST", "/api/v1/reconcile"),
             ):
                 answer = await http.request(method, path, headers=headers, json=job_spec())
-                assert (answer.status_code, answer.json()["code"]) == (401, "unauthorised")
+                assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
                 assert "s3cret" not in answer.text
         right = {"Authorization": "Bearer s3cret"}
@@ -60,6 +61,90 @@ async def test_every_error_has_status_code_and_detail(bench: Bench) -> None:
     for answer in answers:
         assert set(answer.json()) >= {"status", "code", "detail"}
         assert answer.json()["status"] == answer.status_code
+
+
+@pytest.mark.parametrize("host", ["evil.com", "evil.com:9401", "127.0.0.1.evil.com", "10.0.0.9:9401", "tor0.lab", ""])
+async def test_a_request_for_another_host_is_refused(bench: Bench, host: str) -> None:
+    """Such as that of a web page whose name resolves to 127.0.0.1 (DNS rebinding); nothing changes."""
+    await bench.put(1)
+    for method, path in (("GET", "/api/v1/jobs"), ("DELETE", "/api/v1/jobs/1"), ("GET", "/metrics")):
+        answer = await bench.http.request(method, path, headers={"host": host})
+        assert (answer.status_code, answer.json()["code"]) == (400, "unknown_host")
+        assert "--allow-host" in answer.json()["detail"]
+    assert (await bench.http.get("/api/v1/jobs/1")).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9401", "localhost", "LOCALHOST.:1", "127.0.0.2", "[::1]:9401", "[::1]"])
+async def test_loopback_names_are_answered(bench: Bench, host: str) -> None:
+    """With port or without."""
+    assert (await bench.http.get("/api/v1/jobs", headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("listen", "known", "unknown"),
+    [
+        ("127.0.0.1", "localhost 127.0.0.1 ::1 tor0.lab", "192.0.2.7 box7 evil.com"),
+        ("192.0.2.7", "localhost 127.0.0.1 ::1 tor0.lab 192.0.2.7 box7", "192.0.2.8 2001:db8::1 evil.com"),
+        ("0.0.0.0", "localhost 127.0.0.1 ::1 tor0.lab 192.0.2.7 2001:db8::1 box7", "evil.com box7.evil.com"),  # noqa: S104
+    ],
+)
+def test_an_agent_is_known_by_where_it_listens_and_by_configured_names(
+    monkeypatch: pytest.MonkeyPatch, listen: str, known: str, unknown: str
+) -> None:
+    """One that listens everywhere by any address; names of others are never taken."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box7")
+    hosts = KnownHosts(listen, ["Tor0.lab"])
+    assert [host for host in known.split() if host not in hosts] == []
+    assert [host for host in unknown.split() if host in hosts] == []
+
+
+async def test_a_body_that_is_too_large_is_413(bench: Bench) -> None:
+    """By its announced length, and in chunks without one as soon as it has grown too large."""
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 10 * MAX_BODY_BYTES:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    for body in (b" " * (MAX_BODY_BYTES + 1), endless()):
+        answer = await bench.http.put("/api/v1/jobs/1", content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+        assert f"{MAX_BODY_BYTES} bytes" in answer.json()["detail"]
+    assert sent <= MAX_BODY_BYTES + (1 << 17), "no more was read than needed"
+
+
+async def test_the_largest_job_fits_into_the_body(bench: Bench) -> None:
+    """As many IPv6 flows as a job may have, written at full length; whether the switch has room is another matter."""
+    flows = [{"src": f"2001:0db8:0000:0000:0000:0000:0001:{i:04x}", "dst": None} for i in range(2048)]
+    answer = await bench.http.put("/api/v1/jobs/1", json=job_spec(flows=flows))
+    assert answer.status_code in (200, 409), answer.text
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "problem"),
+    [
+        ({"flows": [{"src": "10.0.0.x"}]}, "flows.0.src", "no IPv4 or IPv6 address"),
+        ({"flows": [{"src": "10.0.0.1", "dst": 7}]}, "flows.0.dst", "no IPv4 or IPv6 address"),
+        ({"first_step": 99999999999}, "first_step", "less than 4294967296"),
+    ],
+)
+async def test_bad_input_is_found_by_its_field(
+    bench: Bench, change: dict[str, object], field: str, problem: str
+) -> None:
+    """One problem, in the words of the documentation."""
+    answer = await bench.http.put("/api/v1/jobs/1", json=job_spec(**change))
+    assert answer.status_code == 422
+    (found,) = answer.json()["problems"]
+    assert found["field"] == field
+    assert problem in found["problem"]
+    assert answer.json()["detail"] == f"{field}: {found['problem']}"
+
+
+async def test_the_last_step_of_32_bits_is_a_first_step(bench: Bench) -> None:
+    """Steps are counted in 32 bits; the switch gets the low ten."""
+    assert (await bench.put(1, first_step=(1 << 32) - 1))["first_step"] == (1 << 32) - 1
 
 
 async def test_metrics_have_the_names_of_the_design(bench: Bench) -> None:
