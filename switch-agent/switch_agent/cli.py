@@ -11,12 +11,13 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from switch_agent import replay
 from switch_agent.dataplane.program import P4_NAME
-from switch_agent.errors import ConfigError, SwitchAgentError
+from switch_agent.errors import ConfigError, StoreError, SwitchAgentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,11 +46,19 @@ def _positive(text: str) -> float:
     return value
 
 
+def _version() -> str:
+    try:
+        return metadata.version("symphony-testbed")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="switch-agent", description="Symphony on one Tofino2 (or twin) switch: jobs, registers, metrics."
     )
     parser.add_argument("--debug", action="store_true", help="debug log, tracebacks for errors")
+    parser.add_argument("--version", action="version", version=f"switch-agent {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     run = commands.add_parser("serve", help="run the agent")
@@ -60,6 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config", type=Path, help="YAML with RED thresholds, ECMP hashing, ports")
     run.add_argument("--sample-interval-ms", type=_positive, default=50.0, metavar="MS")
     run.add_argument("--token-file", type=Path, help="bearer token for changes (or SWITCH_AGENT_TOKEN)")
+    run.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further host name under which clients may ask for this agent; may be given several times",
+    )
     run.add_argument("--p4-name", default=P4_NAME, help="name of the program on the switch")
     run.add_argument("--client-id", type=int, default=101, help="BF-Runtime client id (tries 7 more)")
     run.add_argument("--ports", type=int, default=64, help="state blocks of a job with scope port")
@@ -72,8 +88,15 @@ def _parser() -> argparse.ArgumentParser:
 
     shown = commands.add_parser("show", help="print jobs, registers or session of a running agent")
     shown.add_argument("what", choices=("jobs", "registers", "session"))
-    watched = commands.add_parser("watch", help="registers as a live table")
-    watched.add_argument("--interval", type=_positive, default=0.5, metavar="S")
+    watched = commands.add_parser(
+        "watch",
+        help="registers as a live table",
+        description="Registers as a live table. When standard output is no terminal: a plain line per job and "
+        "interval, written at once.",
+    )
+    watched.add_argument(
+        "--interval", type=_positive, default=0.5, metavar="S", help="seconds between two looks (default 0.5)"
+    )
     checked = commands.add_parser("doctor", help="examine agent and switch")
     checked.add_argument("--bfrt", metavar="HOST:PORT", help="the switch's BF-Runtime (default: the agent's)")
     checked.add_argument("--p4-name", default=P4_NAME)
@@ -93,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(args: argparse.Namespace) -> int:
     from switch_agent.agent.address import is_loopback, split_address
     from switch_agent.agent.config import SwitchConfig, load_config
+    from switch_agent.agent.guard import KnownHosts
     from switch_agent.agent.server import listen, read_token, serve
     from switch_agent.agent.service import AgentOptions
 
@@ -121,9 +145,11 @@ def _serve(args: argparse.Namespace) -> int:
         config=config,
     )
     with listen(args.listen, token) as listener:
-        host, port = listener.getsockname()[:2]
-        log.info("agent of %s on http://%s:%d", args.name, host, port)
-        asyncio.run(serve(options, listener, token))
+        hosts = KnownHosts(split_address(args.listen)[0], args.allow_host)
+        try:
+            asyncio.run(serve(options, listener, token, hosts))
+        except OSError as error:
+            raise SwitchAgentError(str(error)) from error
     return 0
 
 
@@ -177,15 +203,31 @@ _COMMANDS = {"serve": _serve, "doctor": _doctor, "show": _show, "watch": _show, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    0: fine. 1: an error, or an examination that failed. 2: wrong usage or configuration, which starting again does
-    not cure.
+    0: fine. 1: an error, or an examination that failed. 2: wrong usage, configuration or state folder, which starting
+    again does not cure. Whoever closes our standard output (head, less) has seen enough: 1, and not a word.
     """
+    try:
+        try:
+            return _command(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where an error can be told, not when Python ends
+    except OSError as error:  # all else that is read or written has errors of its own
+        _drop_stdout()
+        if not isinstance(error, BrokenPipeError):
+            print(f"switch-agent: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _command(argv: Sequence[str] | None) -> int:
     args = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if not args.debug:
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its fonts is nobody's concern
     try:
         return _COMMANDS[args.command](args)
     except KeyboardInterrupt:
@@ -194,7 +236,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         print(f"switch-agent: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        # A store that fails while the agent runs is an answer of REST; here it is one that cannot be started with.
+        return 2 if isinstance(error, ConfigError | StoreError) else 1
+
+
+def _drop_stdout() -> None:
+    """Let what is still in the buffer go nowhere: it would fail once more when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -171,8 +171,8 @@ def load_config(path: Path) -> SwitchConfig:
     """Read the file. Raises ConfigError that names path, field and what is wrong with it."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read switch config {path}: {error}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read switch config {path}: {' '.join(str(error).split())}") from error
     try:
         return SwitchConfig.model_validate(document or {})
     except ValidationError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -14,11 +15,14 @@ from pathlib import Path
 import uvicorn
 
 from switch_agent.agent.address import is_loopback, split_address
+from switch_agent.agent.guard import KnownHosts
 from switch_agent.agent.rest import build_app
 from switch_agent.agent.service import Agent, AgentOptions
 from switch_agent.errors import ConfigError
 
 __all__ = ["listen", "read_token", "serve"]
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 3
 
@@ -31,6 +35,8 @@ def read_token(path: Path | None) -> str | None:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ConfigError(f"cannot read token file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"token file {path} is no UTF-8 text (byte {error.start})") from error
     if not token:
         raise ConfigError(f"token file {path} is empty: put one line with a random token into it")
     return token
@@ -62,24 +68,38 @@ def listen(address: str, token: str | None) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to us: it would end streams too late and exit with the signal's code."""
+    """uvicorn that says when it serves, and leaves signals to us: it would end streams too late and exit with the
+    signal's code."""
+
+    def __init__(self, config: uvicorn.Config, name: str = "") -> None:
+        super().__init__(config)
+        self._name = name
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            log.info("agent of %s on http://%s:%d", self._name, f"[{host}]" if ":" in host else host, port)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def serve(options: AgentOptions, listener: socket.socket, token: str | None) -> None:
-    """Serve until SIGTERM or SIGINT; then end streams, finish requests, close session and store."""
+async def serve(options: AgentOptions, listener: socket.socket, token: str | None, hosts: KnownHosts) -> None:
+    """Serve until SIGTERM or SIGINT; then end streams, finish requests, close session and store.
+
+    Raises StoreError when the state folder cannot be used; nothing has been served then.
+    """
     agent = Agent(options)
     config = uvicorn.Config(
-        build_app(agent, token),
+        build_app(agent, token, hosts),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
         lifespan="on",
     )
-    server = _Server(config)
+    server = _Server(config, agent.name)
 
     def stop() -> None:
         agent.stopping.set()

@@ -78,7 +78,8 @@ class Store:
                 for job_id, spec, state, n_states, revision in rows
             ]
         except (sqlite3.Error, ValidationError) as error:
-            raise StoreError(f"cannot read the jobs in {self.path}: {error}") from error
+            text = " ".join(str(error).split())  # pydantic writes several lines
+            raise StoreError(f"cannot read the jobs in {self.path}: {text}") from error
 
     def save(self, job: Job) -> None:
         """Add a job or replace the one with its id."""

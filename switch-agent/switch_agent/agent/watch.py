@@ -2,14 +2,16 @@
 """``switch-agent watch``: the jobs of a switch as a live table, with rates and the overlap's last samples.
 
 pkts/s are the job's tracked data packets, ahead is the share of them that outpaces the slowest step, marks/s and RED/s
-are what Symphony and the queue mark; all since the screen before.
+are what Symphony and the queue mark; all since the screen before. Files and pipes get plain lines instead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -24,6 +26,11 @@ __all__ = ["Board", "watch"]
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _FRAME_LINES: Final = 7  # lines of the screen that are no jobs
 _NARROW: Final = 110  # columns of a terminal that has no room for everything
+_FIELDS: Final = [
+    *("id", "job", "Symphony", "steps", "overlap"),
+    *("alpha", "psn", "pkts/s", "ahead", "marks/s", "RED/s", "pipes"),
+]
+"""What a plain line says of a job."""
 
 
 class Board:
@@ -81,6 +88,18 @@ class Board:
             lines.append(Text(f"and {len(samples) - room} more jobs: use --job ID", style="dim"))
         lines.append(Text("Ctrl-C ends it", style="dim"))
         return Group(*lines)
+
+    def lines(self) -> list[str]:
+        """Return the same as text without colours or columns: a line per job, or one that says why there is none."""
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        view = self._session
+        start = f"{now} {view['name']} {view['state']}" if view else now
+        if self._trouble:
+            return [f"{start} {self._trouble}"]
+        if not self._samples:
+            return [f"{start} {view.get('last_error') or 'no samples: there are no jobs'}"]
+        rows = (zip(_FIELDS, self._row(sample, _FIELDS), strict=True) for sample in self._samples.values())
+        return [" ".join([start, *(f"{name}={_plain(cell)}" for name, cell in row)]) for row in rows]
 
     def _headline(self) -> Text:
         view = self._session
@@ -169,13 +188,20 @@ def _short(value: float | None) -> str:
     return f"{value:.1e}"
 
 
+def _plain(cell: Any) -> str:
+    """A cell of the table as one word."""
+    text = ",".join(map(str, cell)) if isinstance(cell, list) else str(cell)
+    return "-" if not text or cell is None else text.replace(" ", "")
+
+
 def watch(client: RestClient, console: Console, *, interval: float, job: int | None) -> None:
-    """Show the jobs in place, ``interval`` seconds apart, until interrupted.
+    """Show the jobs, ``interval`` seconds apart, until interrupted: in place, or as plain lines without a terminal.
 
     An agent that does not answer at first is an error; later on it is shown, and asked again.
     """
     board = Board()
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    live = Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else None
+    with live or contextlib.nullcontext():
         first = True
         while True:
             try:
@@ -186,6 +212,9 @@ def watch(client: RestClient, console: Console, *, interval: float, job: int | N
                     raise
                 board.trouble(str(error))
             first = False
-            board.width, board.height = console.size
-            live.update(board.render(), refresh=True)
+            if live is None:
+                print("\n".join(board.lines()), file=console.file, flush=True)
+            else:
+                board.width, board.height = console.size
+                live.update(board.render(), refresh=True)
             time.sleep(interval)

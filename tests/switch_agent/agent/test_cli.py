@@ -4,8 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
+import sqlite3
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import AsyncExitStack
+from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -13,9 +20,12 @@ import pytest
 
 from fabric_twin.bfrt_server import BfRtServer, MemoryBackend
 from switch_agent import cli
+from switch_agent.agent.store import Store
 
 from .conftest import job_spec
 from .processes import output, run, served, wait_ready
+
+CAPTURE = Path(__file__).parents[2] / "data" / "rxe-ring.pcap"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -70,6 +80,51 @@ async def test_show_and_doctor_against_a_running_agent(
         await server.start()
 
 
+async def test_watch_into_a_pipe_is_plain_lines(switch: tuple[BfRtServer, MemoryBackend], tmp_path: Path) -> None:
+    """Written at once, a line per job and interval; whoever has read enough ends it without a word."""
+    server, _ = switch
+    async with served(server.address, tmp_path, "--sample-interval-ms", "20") as (_, url):
+        await wait_ready(url)
+        async with httpx.AsyncClient() as http:
+            assert (await http.put(f"{url}/api/v1/jobs/1", json=job_spec())).status_code == 200
+        script = f"{sys.executable} -m switch_agent.cli watch --url {url} --interval 0.02 | grep -m 3 job=ring"
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", script), stdout=PIPE, stderr=PIPE, env=dict(os.environ) | {"PYTHONUNBUFFERED": ""}
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    lines = out.decode().splitlines()
+    assert len(lines) == 3
+    assert all(" tor0 ready id=1 job=ring Symphony=off " in line for line in lines)
+    assert err == b""
+
+
+FULL = "cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(("shell", "says"), [("> /dev/full", f"switch-agent: {FULL}"), ("| true", "")])
+@pytest.mark.parametrize(
+    "command", ["show session", "doctor", "doctor --json", f"replay {CAPTURE}", f"replay {CAPTURE} --json -", "--help"]
+)
+async def test_output_that_cannot_be_written_is_one_line_and_a_closed_pipe_none(
+    tmp_path: Path, command: str, shell: str, says: str
+) -> None:
+    """Buffered output fails late; it must not end in a traceback or in Python's own complaint."""
+    async with AsyncExitStack() as stack:
+        if command.startswith("show"):
+            _, url = await stack.enter_async_context(served("127.0.0.1:9", tmp_path))
+            command += f" --url {url}"
+        elif command.startswith("doctor"):
+            command += " --url http://127.0.0.1:9"
+        script = f"set -o pipefail; {sys.executable} -m switch_agent.cli {command} {shell}"
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", script), stdout=PIPE, stderr=PIPE, env=dict(os.environ) | {"PYTHONUNBUFFERED": ""}
+        )
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+    # `true` may live on until everything is in the pipe: then nothing has gone wrong
+    assert process.returncode in ((1,) if says else (0, 1))
+    assert err.decode() == says
+
+
 async def test_watch_shows_registers_until_interrupted(
     switch: tuple[BfRtServer, MemoryBackend], tmp_path: Path
 ) -> None:
@@ -93,8 +148,58 @@ async def test_second_agent_on_a_state_dir_is_refused(tmp_path: Path) -> None:
     """One clear line, exit code 1."""
     async with served("127.0.0.1:9", tmp_path):
         code, _, err = await output("serve", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
-        assert code == 1
-        assert err.strip().splitlines()[-1].startswith("switch-agent: state directory")
+        assert code == 2
+        assert err.startswith("switch-agent: state directory")
+        assert err.count("\n") == 1, "it has not said that it serves"
+
+
+def damaged(folder: Path, how: str) -> Path:
+    """A state folder that cannot be used."""
+    if how == "no folder":
+        folder.write_text("a file")
+        return folder
+    if how == "no database":
+        folder.mkdir()
+        (folder / "desired.sqlite").write_bytes(b"no database at all " * 100)
+        return folder
+    Store(folder).close()
+    with contextlib.closing(sqlite3.connect(folder / "desired.sqlite")) as database, database:
+        database.execute("INSERT INTO jobs VALUES (1, '{\"name\": 3}', 1, 1, 1)")
+    return folder
+
+
+@pytest.mark.parametrize("how", ["no folder", "no database", "no job"])
+async def test_a_state_folder_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path, how: str) -> None:
+    """Before anything is served or announced; systemd does not try again."""
+    folder = damaged(tmp_path / "state", how)
+    code, out, err = await output("serve", "--listen", "127.0.0.1:0", "--state-dir", str(folder))
+    assert (code, out) == (2, "")
+    assert err.startswith("switch-agent: cannot ")
+    assert str(folder) in err
+    assert err.count("\n") == 1
+
+
+async def test_it_says_where_it_serves_when_it_does(tmp_path: Path) -> None:
+    """One line of the log, with the real port."""
+    process = await run("serve", "--bfrt", "127.0.0.1:9", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            while b"agent of switch on " not in (line := await process.stderr.readline()):
+                assert line, "it ended"
+        url = line.decode().split("agent of switch on ")[1].strip()
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"{url}/healthz")).status_code == 200
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+async def test_names_are_allowed_by_option(tmp_path: Path) -> None:
+    """A name under which clients ask; others stay refused."""
+    async with served("127.0.0.1:9", tmp_path, "--allow-host", "tor0.lab") as (_, url), httpx.AsyncClient() as http:
+        for host, status in (("tor0.lab:9401", 200), ("evil.com", 400)):
+            assert (await http.get(f"{url}/api/v1/jobs", headers={"host": host})).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -107,13 +212,20 @@ async def test_second_agent_on_a_state_dir_is_refused(tmp_path: Path) -> None:
         (("--client-id", "-1"), "--client-id"),
         (("--config", "/nonexistent.yaml"), "cannot read switch config"),
         (("--token-file", "/nonexistent"), "cannot read token file"),
+        (("--config", "LATIN"), "cannot read switch config"),
+        (("--config", "BROKEN"), "cannot read switch config"),
+        (("--token-file", "LATIN"), "is no UTF-8 text"),
     ],
 )
 def test_mistakes_in_the_configuration_are_one_line_and_exit_code_2(
     args: tuple[str, ...], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing starts, nothing is left behind; systemd does not try again (RestartPreventExitStatus=2)."""
-    assert cli.main(["serve", "--state-dir", str(tmp_path / "state"), *args]) == 2
+    files = {"LATIN": b"caf\xe9: 1\n", "BROKEN": b"red: {\n  - x: [\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    words = [str(tmp_path / word) if word in files else word for word in args]
+    assert cli.main(["serve", "--state-dir", str(tmp_path / "state"), *words]) == 2
     err = capsys.readouterr().err
     assert err.startswith("switch-agent: ")
     assert what in err
@@ -148,6 +260,14 @@ def test_wrong_usage_is_exit_code_2(args: list[str], capsys: pytest.CaptureFixtu
         cli.main(args)
     assert caught.value.code == 2
     assert "usage: switch-agent" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """As pip has it."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"switch-agent {metadata.version('symphony-testbed')}\n"
 
 
 def test_commands_without_an_agent_say_where_they_looked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -106,6 +107,24 @@ def test_trouble_is_said_and_what_was_seen_stays() -> None:
     text = shown(board)
     assert "no answer from a switch-agent" in text
     assert "ring-1" in text
+
+
+def test_without_a_terminal_there_is_a_line_per_job_and_interval() -> None:
+    """For files and pipes: words with = between, nothing but text; and a line for what goes wrong."""
+    board = Board()
+    board.update(session(), [job(), job(2, enabled=False)], [sample(1, packets=1000), sample(1, 2)])
+    board.update(session(), [job(), job(2, enabled=False)], [sample(2, packets=7000, marked=30), sample(2, 2)])
+    first, second = (line.split(" ", 1) for line in board.lines())
+    assert datetime.fromisoformat(first[0]).tzinfo is not None
+    assert first[1] == (
+        "tor0 ready id=1 job=ring-1 Symphony=refined steps=1022-0 overlap=3 alpha=7 psn=99 "
+        "pkts/s=12.0k ahead=25% marks/s=60 RED/s=0 pipes=0,2"
+    )
+    assert "id=2 job=ring-2 Symphony=off " in second[1]
+    board.trouble("no answer from a switch-agent")
+    assert [line.split(" ", 1)[1] for line in board.lines()] == ["tor0 ready no answer from a switch-agent"]
+    board.update(session(state="lost", last_error="connection refused"), [], [])
+    assert [line.split(" ", 1)[1] for line in board.lines()] == ["tor0 lost connection refused"]
 
 
 @pytest.mark.parametrize(
