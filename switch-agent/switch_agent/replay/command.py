@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from switch_agent.dataplane.constants import STEP_BITS
 from switch_agent.dataplane.errors import ParameterError
 from switch_agent.dataplane.params import PARAM_RANGES, VARIANTS, SymphonyParams
-from switch_agent.replay.errors import OutputError, ReplayError
+from switch_agent.replay.errors import OptionError, ReplayError
+from switch_agent.replay.output import write_file
 
 if TYPE_CHECKING:
     from switch_agent.replay.replayer import ReplayOptions
@@ -74,14 +75,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; returns the exit code. Errors are one line on stderr, tracebacks need ``--debug``."""
+    """Run the command; returns the exit code, 2 for options that make no sense.
+
+    Errors are one line on stderr, tracebacks need ``--debug``.
+    """
     try:
         return _run(args)
     except (ReplayError, ParameterError) as error:
         if getattr(args, "debug", False):
             raise
         print(f"switch-agent replay: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, OptionError | ParameterError) else 1
 
 
 def _options(args: argparse.Namespace) -> ReplayOptions:
@@ -106,7 +110,7 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
 def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from switch_agent.replay.render import print_report, write_picture
+    from switch_agent.replay.render import picture, print_report
     from switch_agent.replay.replayer import replay, seen_instead
 
     report = replay(args.capture, _options(args))
@@ -115,9 +119,9 @@ def _run(args: argparse.Namespace) -> int:
     else:
         print_report(report, Console())
         if args.json:
-            _write(Path(args.json), _json(report))
+            write_file("report", Path(args.json), (_json(report) + "\n").encode())
     if args.png:
-        write_picture(report, args.png)
+        write_file("picture", args.png, picture(report))
     if report.capture.incomplete:
         print(f"switch-agent replay: {report.notes[0]}", file=sys.stderr)
     if not report.capture.roce:
@@ -127,10 +131,3 @@ def _run(args: argparse.Namespace) -> int:
 
 def _json(report: ReplayReport) -> str:
     return report.model_dump_json(indent=2)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write the report {path}: {error.strerror or error}") from error

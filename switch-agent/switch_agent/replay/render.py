@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from switch_agent.replay.errors import OutputError
 from switch_agent.replay.report import JobReport, ReplayReport, Window
 
-__all__ = ["print_report", "write_picture"]
+__all__ = ["picture", "print_report"]
 
 _TIMELINE_ROWS = 20
 _JOBS_SHOWN = 10
@@ -110,12 +110,8 @@ def _largest(jobs: Sequence[JobReport]) -> list[JobReport]:
     return [job for job in jobs if job in chosen]
 
 
-def write_picture(report: ReplayReport, path: Path) -> None:
-    """Write overlap, outpacing share, would-be marks and alpha over time as PNG.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+def picture(report: ReplayReport) -> bytes:
+    """Return overlap, outpacing share, would-be marks and alpha over time as PNG."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -154,10 +150,9 @@ def write_picture(report: ReplayReport, path: Path) -> None:
         axes[0].legend(loc="upper right", fontsize="small")
     else:
         axes[0].text(0.5, 0.5, "no tracked packets", ha="center", va="center", transform=axes[0].transAxes)
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise OutputError(f"cannot write the picture {path}: {error.strerror or error}") from error
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()
 
 
 def _append(columns: tuple[list[float], ...], time: float, figures: tuple[float, ...]) -> None:

@@ -6,12 +6,15 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 from pydantic import BaseModel
 from replay_wire import ETHERNET, LAST_IMM, Record, Roce, link_header, pcap, records, write
@@ -172,8 +175,8 @@ def test_a_cut_file_is_reported_and_used(tmp_path: Path, capsys: pytest.CaptureF
 def test_senseless_options_are_one_line(
     ring: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    """Options that parse but make no sense."""
-    assert run(ring, *words) == 1
+    """Options that parse but make no sense: wrong usage, exit code 2."""
+    assert run(ring, *words) == 2
     assert message in one_line(capsys)
 
 
@@ -184,6 +187,52 @@ def test_results_that_cannot_be_written(
     """The folder does not exist."""
     assert run(ring, option, str(tmp_path / "none" / "x")) == 1
     assert "cannot write the " in one_line(capsys)
+
+
+@pytest.mark.parametrize(("option", "start"), [("--json", b"{"), ("--png", b"\x89PNG")])
+def test_results_replace_a_file_as_a_whole_behind_its_links(
+    ring: str, tmp_path: Path, option: str, start: bytes
+) -> None:
+    """Whoever reads the old one goes on reading it; links stay links, permissions stay as they were."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    file, link, before = folder / "file", folder / "link", folder / "before"
+    file.write_text("old")
+    file.chmod(0o640)
+    before.hardlink_to(file)
+    link.symlink_to(file)
+    assert run(ring, option, str(link)) == 0
+    assert file.read_bytes().startswith(start)
+    assert before.read_text() == "old"
+    assert link.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert sorted(path.name for path in folder.iterdir()) == ["before", "file", "link"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--png"])
+def test_what_is_no_regular_file_is_written_in_place(
+    ring: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """A device that takes nothing is an error; it stays a device, and the link to it a link."""
+    device = tmp_path / "device"
+    device.symlink_to("/dev/full")
+    assert run(ring, option, str(device)) == 1
+    assert "No space left on device" in one_line(capsys)
+    assert device.is_symlink()
+    assert device.is_char_device()
+
+
+def test_a_picture_needs_no_home(ring: str, tmp_path: Path) -> None:
+    """Where matplotlib keeps its fonts is its own affair: not a line about it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "switch_agent.cli", "replay", ring, "--png", str(tmp_path / "a.png")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": "/proc", "TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": numba.config.CACHE_DIR},  # type: ignore[attr-defined]
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "a.png").exists()
 
 
 def test_debug_gives_the_traceback(tmp_path: Path) -> None:
