@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from asyncio.subprocess import PIPE
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,6 +35,17 @@ async def ring(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(await asyncio.to_thread(target.read_text)))
 
 
+async def samples_beyond(http: httpx.AsyncClient, url: str, moment: float) -> list[dict[str, Any]]:
+    """All samples of job 1 once there is one that is later than `moment` (Unix time)."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await http.get(f"{url}/api/v1/samples?job=1&limit=10000")
+            samples: list[dict[str, Any]] = answer.json()["samples"]
+            if samples[-1]["time_unix_s"] > moment:
+                return samples
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.system
 async def test_a_seeded_run_is_the_same_to_the_byte_while_agents_sample(tmp_path: Path) -> None:
     """Symphony `paper` marks, two agents read all registers 20 times a second, and two runs are equal."""
@@ -54,10 +66,10 @@ async def test_a_seeded_run_is_the_same_to_the_byte_while_agents_sample(tmp_path
             for url in urls:
                 assert (await http.put(f"{url}/api/v1/jobs/1", json=job)).status_code == 200
             result = await ring(tmp_path, name)
+            ended = time.time()
             results.append(json.dumps(result["results"], sort_keys=True))
             for url in urls:
-                answer = await http.get(f"{url}/api/v1/samples?job=1&limit=10000")
-                samples = answer.json()["samples"]
+                samples = await samples_beyond(http, url, ended)
                 moving = {sample["packets"]["all"] for sample in samples}
                 assert len(moving) > 10, "the agent sampled while packets flew"
                 marks.append(samples[-1]["marked"]["symphony"])
