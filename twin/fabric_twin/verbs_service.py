@@ -234,7 +234,7 @@ class VerbsService:
             self._server.close()
         for client in self._clients:
             client.writer.transport.abort()  # not close(): that would wait for a client that does not read
-        await asyncio.gather(*self._serving)
+        await asyncio.gather(*self._serving, return_exceptions=True)
         self.path.unlink(missing_ok=True)
 
     def wake(self) -> None:
