@@ -130,7 +130,7 @@ def _overview() -> list[_Panel]:
         single(
             "Bus bandwidth",
             note(
-                "busbw as nccl-tests defines it (algbw x 2(n-1)/n), mean over the groups' newest collectives.",
+                "busbw as nccl-tests defines it (algbw x 2(n-1)/n), over the timed iterations so far.",
                 read="bounded by the slowest link of the ring; compare it with the NICs' line rate.",
                 is_not="the bytes on the wire, and no rate of this moment: an ended job keeps its last value.",
             ),
@@ -266,12 +266,12 @@ def _compare() -> list[_Panel]:
         graph(
             "Bus bandwidth of running jobs",
             note(
-                "busbw (nccl-tests' definition), mean over the groups' newest collectives.",
+                "busbw (nccl-tests' definition) of the newest collectives by themselves, mean over the groups.",
                 read="higher is better; jobs that share links add up to what the links carry.",
                 is_not="throughput of the NIC: headers, ACKs and retransmissions are not in it.",
             ),
             Query(
-                f"max by (job) (symphony_bus_bandwidth_bytes_per_second{{{JOB}}} "
+                f"max by (job) (symphony_collective_bus_bandwidth_bytes_per_second{{{JOB}}} "
                 "and on (job) symphony_job_running == 1)",
                 "{{job}}",
             ),

@@ -35,7 +35,7 @@ def attach_page(app: FastAPI, hub: Hub) -> None:
     @app.api_route("/api/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
     async def unknown(rest: str) -> None:
         # NiceGUI answers every other path with HTML; programs get JSON.
-        raise HTTPException(404, f"there is no /api/{rest} for this method; /openapi.json lists what there is")
+        raise HTTPException(404, f"there is no /api/{rest}; /openapi.json lists what there is")
 
     @ui.page("/", title="Symphony testbed")
     async def live(job: int | None = None) -> None:
