@@ -8,7 +8,8 @@ import json
 import sys
 import time
 from asyncio.subprocess import PIPE
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,44 @@ async def samples_beyond(http: httpx.AsyncClient, url: str, moment: float) -> li
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.system
-async def test_a_seeded_run_is_the_same_to_the_byte_while_agents_sample(tmp_path: Path) -> None:
-    """Symphony `paper` marks, two agents read all registers 20 times a second, and two runs are equal."""
+@asynccontextmanager
+async def agents_on_a_twin(
+    folder: Path,
+) -> AsyncIterator[tuple[httpx.AsyncClient, list[str], list[dict[str, Any]]]]:
+    """A twin with two ToRs, an agent on each: a client, the agents' addresses, flows of all hosts."""
     async with AsyncExitStack() as stack:
-        testbed = await stack.enter_async_context(twin(tmp_path, "--preset", "small"))
+        testbed = await stack.enter_async_context(twin(folder, "--preset", "small"))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         urls = []
         for switch in testbed["switches"]:
             args = ("--sample-interval-ms", str(INTERVAL_MS))
-            _, url = await stack.enter_async_context(served(switch["bfrt"], tmp_path / switch["name"], *args))
+            _, url = await stack.enter_async_context(served(switch["bfrt"], folder / switch["name"], *args))
             urls.append(url)
         for url in urls:
             await wait_ready(url)
-        flows = [{"src": host["address"], "dst": None} for host in testbed["hosts"]]
+        yield http, urls, [{"src": host["address"], "dst": None} for host in testbed["hosts"]]
+
+
+@pytest.mark.system
+async def test_a_job_with_symphony_off_is_one_that_no_switch_knows(tmp_path: Path) -> None:
+    """Byte for byte: the switches count its packets, and nothing else changes."""
+    async with agents_on_a_twin(tmp_path) as (http, urls, flows):
+        unknown = await ring(tmp_path, "unknown")
+        for url in urls:
+            job = {"name": "ring", "job_tag": 0, "flows": flows, "symphony": {"enabled": False}}
+            assert (await http.put(f"{url}/api/v1/jobs/1", json=job)).status_code == 200
+        off = await ring(tmp_path, "off")
+        ended = time.time()
+        tracked = [(await samples_beyond(http, url, ended))[-1] for url in urls]
+    assert all(sample["packets"]["all"] > 10_000 for sample in tracked)
+    assert all(sample["marked"]["symphony"] == 0 < sample["marked"]["queue"] for sample in tracked)
+    assert json.dumps(off["results"], sort_keys=True) == json.dumps(unknown["results"], sort_keys=True)
+
+
+@pytest.mark.system
+async def test_a_seeded_run_is_the_same_to_the_byte_while_agents_sample(tmp_path: Path) -> None:
+    """Symphony `paper` marks, two agents read all registers 20 times a second, and two runs are equal."""
+    async with agents_on_a_twin(tmp_path) as (http, urls, flows):
         job = {"name": "ring", "job_tag": 0, "flows": flows, "symphony": {"enabled": True, "variant": "paper"}}
         results, marks = [], []
         for name in ("first", "second"):
