@@ -12,11 +12,9 @@ from fastapi import Depends, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from host_agent.auth import TokenGate, bearer
 from host_agent.errors import HostAgentError
@@ -28,12 +26,12 @@ from host_agent.nics.exporter import NicCollector
 from host_agent.nics.routes import add_nic_routes
 from host_agent.streams import EventStream, StreamSlots, job_events
 from host_agent.views import cct_view, overlap_view, progress_view, switch_series
+from symphony_common.rest import BodyLimit, HostCheck, KnownHosts
 
 __all__ = ["create_app"]
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
-LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+CODES = {400: "unknown_host", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
 
 
 def create_app(
@@ -90,9 +88,9 @@ def create_app(
     if nics is not None:
         add_nic_routes(app, nics, gate)
     app.add_middleware(_Methods, routes=tuple(app.routes))
-    app.add_middleware(_BodyLimit)
+    app.add_middleware(BodyLimit, most=MAX_BODY_BYTES, answer=_error_answer)
     if local_only:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)
+        app.add_middleware(HostCheck, hosts=KnownHosts(), answer=_error_answer, advice="ask for 127.0.0.1 or localhost")
     return app
 
 
@@ -222,38 +220,6 @@ def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
         return _error_answer(error)
-
-
-class _BodyLimit:
-    """Refuses bodies beyond MAX_BODY_BYTES: by the length they announce, else while they come in."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-            await _error_answer(_too_large())(scope, receive, send)
-            return
-        came = 0
-
-        async def counted() -> Message:
-            nonlocal came
-            message = await receive()
-            came += len(message.get("body", b""))
-            if came > MAX_BODY_BYTES:
-                raise _too_large()
-            return message
-
-        await self._app(scope, counted, send)
-
-
-def _too_large() -> HTTPException:
-    # Not one of ours: FastAPI lets only this kind through when it reads a body.
-    return HTTPException(413, f"the request body is larger than {MAX_BODY_BYTES} bytes, which is the most")
 
 
 class _Methods:

@@ -4,25 +4,14 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 from pathlib import Path
 
 from host_agent.errors import BadInputError, UnauthorizedError
 
-__all__ = ["TOKEN_VARIABLE", "TokenGate", "bearer", "checked_token", "is_loopback", "load_token", "read_token"]
+__all__ = ["TOKEN_VARIABLE", "TokenGate", "bearer", "checked_token", "load_token", "read_token"]
 
 TOKEN_VARIABLE = "HOST_AGENT_TOKEN"  # noqa: S105  (a variable's name, no secret)
-
-
-def is_loopback(host: str) -> bool:
-    """Only this machine can reach an address that host-agent listens on."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def load_token(path: Path | None) -> str | None:

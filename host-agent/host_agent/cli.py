@@ -27,7 +27,7 @@ from typing import Any, Final
 import uvicorn
 
 from host_agent.app import create_app
-from host_agent.auth import TOKEN_VARIABLE, is_loopback, load_token
+from host_agent.auth import TOKEN_VARIABLE, load_token
 from host_agent.client import RequestError, call
 from host_agent.errors import BadInputError, HostAgentError
 from host_agent.hub import Hub
@@ -35,6 +35,8 @@ from host_agent.nics import NicCounters, NicService
 from host_agent.nics.commands import add_nic_commands
 from host_agent.store import Store, default_state_dir
 from host_agent.testbed import Testbed, load_testbed
+from symphony_common.output import with_stdout_checked
+from symphony_common.rest import is_loopback
 
 __all__ = ["main"]
 
@@ -57,19 +59,7 @@ class _Server(uvicorn.Server):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script `host-agent`."""
-    try:
-        try:
-            return _command(argv)
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where an error can be told, not when Python ends
-    except OSError as error:  # all else that is read or written has errors of its own
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer would fail once more at exit
-        os.close(nowhere)
-        if not isinstance(error, BrokenPipeError):  # whoever read our output (head, less) has seen enough
-            print(f"host-agent: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
-        return 1
+    return with_stdout_checked("host-agent", lambda: _command(argv))
 
 
 def _command(argv: Sequence[str] | None) -> int:

@@ -35,7 +35,7 @@ from ring_bench.errors import (
 )
 from ring_bench.hub import Hub
 from ring_bench.launch import Placement, place
-from ring_bench.output import check_writable, say, write_file
+from ring_bench.output import check_writable, say, write_result_file
 from ring_bench.rendezvous import Joining, LocalRendezvous, Rendezvous, TcpRendezvous
 from ring_bench.ring_end import ACK_TIMEOUT, MIN_RNR_TIMER, RETRY_COUNT, RNR_RETRY
 from ring_bench.tag import TagLayout, flow_label_of_sport
@@ -386,7 +386,7 @@ def main(arguments: Sequence[str]) -> None:
         if result is not None:
             say(_table(result))
             if given.output_file is not None:
-                write_file(given.output_file, result.model_dump_json(indent=2) + "\n")
+                write_result_file(given.output_file, result.model_dump_json(indent=2) + "\n")
     except RingBenchError as error:
         if given.debug:
             traceback.print_exc()

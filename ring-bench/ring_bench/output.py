@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import tempfile
 from pathlib import Path
 
 from ring_bench.errors import OutputError, ResultWriteError, UsageError
+from symphony_common.output import drop_stdout, write_file
 
-__all__ = ["check_writable", "say", "write_file"]
+__all__ = ["check_writable", "say", "write_result_file"]
 
 
 def say(text: str) -> None:
@@ -23,10 +21,7 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        # What is left in the buffer would fail once more when Python flushes it at exit.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        drop_stdout()
         raise OutputError(f"standard output could not be written: {error.strerror or error}") from error
 
 
@@ -36,54 +31,28 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: It cannot: no such folder, no right to write there, or a folder itself.
     """
-    target = _target(path)
+    target = path if path.exists() and not path.is_file() else path.resolve()
     if target.is_dir():
         reason = "is a folder"
     elif not target.parent.is_dir():
         reason = f"there is no folder {target.parent}"
-    elif not os.access(target if _in_place(target) else target.parent, os.W_OK):
+    elif not os.access(target.parent if target.is_file() or not target.exists() else target, os.W_OK):
         reason = "permission denied"
     else:
         return
     raise UsageError(f"{str(path)!r} cannot be written: {reason}")
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a file: a temporary one beside it, to disk, then renamed over the old one; links are followed.
-
-    What is no regular file, such as a pipe or ``/dev/stdout``, is written as it is.
+def write_result_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all (see `symphony_common.output.write_file`).
 
     Raises:
         ResultWriteError: The folder is missing or not writable, the disk is full. An old file is untouched.
     """
-    target = _target(path)
-    temporary: str | None = None
     try:
-        if _in_place(target):
-            with target.open("w", encoding="utf-8") as file:
-                file.write(text)
-            return
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
+        write_file(path, text.encode())
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         raise ResultWriteError(
             f"the result could not be written to {path}: {error.strerror or error}; "
             "the table above stands, give -J another place"
         ) from error
-
-
-def _target(path: Path) -> Path:
-    """Follow links, but not those of the kernel that lead to no path: /dev/stdout may be a pipe."""
-    return path if _in_place(path) else Path(os.path.realpath(path))
-
-
-def _in_place(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from ring_bench.output import write_file
+from ring_bench.output import write_result_file
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -244,9 +244,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def write_result(result: RunResult, path: Path) -> None:
-    """Write the result as JSON, whole or not at all (see `write_file`).
+    """Write the result as JSON, whole or not at all (see `write_result_file`).
 
     Raises:
         ResultWriteError: It could not be written; an old file is untouched.
     """
-    write_file(path, json.dumps(result.model_dump(mode="json"), sort_keys=True, indent=2, allow_nan=False) + "\n")
+    data = result.model_dump(mode="json")
+    write_result_file(path, json.dumps(data, sort_keys=True, indent=2, allow_nan=False) + "\n")

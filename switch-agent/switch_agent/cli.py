@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from switch_agent import replay
 from switch_agent.dataplane.program import P4_NAME
 from switch_agent.errors import ConfigError, StoreError, SwitchAgentError
+from symphony_common.output import with_stdout_checked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,11 +115,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from switch_agent.agent.address import is_loopback, split_address
+    from switch_agent.agent.address import split_address
     from switch_agent.agent.config import SwitchConfig, load_config
-    from switch_agent.agent.guard import KnownHosts
     from switch_agent.agent.server import listen, read_token, serve
     from switch_agent.agent.service import AgentOptions
+    from symphony_common.rest import KnownHosts, is_loopback
 
     if not 1 <= args.ports <= 512:
         raise ConfigError(f"--ports {args.ports}: give 1 to 512")
@@ -206,17 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: fine. 1: an error, or an examination that failed. 2: wrong usage, configuration or state folder, which starting
     again does not cure. Whoever closes our standard output (head, less) has seen enough: 1, and not a word.
     """
-    try:
-        try:
-            return _command(argv)
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where an error can be told, not when Python ends
-    except OSError as error:  # all else that is read or written has errors of its own
-        _drop_stdout()
-        if not isinstance(error, BrokenPipeError):
-            print(f"switch-agent: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
-        return 1
+    return with_stdout_checked("switch-agent", lambda: _command(argv))
 
 
 def _command(argv: Sequence[str] | None) -> int:
@@ -238,13 +229,6 @@ def _command(argv: Sequence[str] | None) -> int:
         print(f"switch-agent: {error}", file=sys.stderr)
         # A store that fails while the agent runs is an answer of REST; here it is one that cannot be started with.
         return 2 if isinstance(error, ConfigError | StoreError) else 1
-
-
-def _drop_stdout() -> None:
-    """Let what is still in the buffer go nowhere: it would fail once more when Python ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 if __name__ == "__main__":

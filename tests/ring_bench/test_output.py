@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from ring_bench.cli import main
 from ring_bench.errors import UsageError
-from ring_bench.output import check_writable, write_file
+from ring_bench.output import check_writable
 
 SHORT = ["--provider", "loopback", "--world", "2", "-b", "1K", "-n", "1"]
 
@@ -42,31 +40,6 @@ def test_a_folder_without_write_permission_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
     with pytest.raises(UsageError, match="permission denied"):
         check_writable(tmp_path / "r.json")
-
-
-def test_links_are_followed(tmp_path: Path) -> None:
-    """A link to the folder of results stays a link."""
-    (tmp_path / "results").mkdir()
-    link = tmp_path / "latest.json"
-    link.symlink_to("results/r.json")
-    check_writable(link)
-    write_file(link, "x")
-    assert link.is_symlink()
-    assert (tmp_path / "results" / "r.json").read_text() == "x"
-
-
-def test_what_is_no_regular_file_is_written_as_it_is(tmp_path: Path) -> None:
-    """A pipe or device is never replaced by a file."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    read: list[str] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
-    reader.start()
-    check_writable(pipe)
-    write_file(pipe, "whole")
-    reader.join(10)
-    assert read == ["whole"]
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 @pytest.mark.parametrize("arguments", [SHORT, ["--print-schema"], ["flows", "--provider", "loopback", "--size", "4K"]])

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -22,8 +21,6 @@ import pytest
 import yaml
 
 from fabric_twin.cli import main
-from fabric_twin.errors import ConfigError
-from fabric_twin.files import write_file
 
 PROGRAM = [sys.executable, "-c", "from fabric_twin.cli import main; main()"]
 
@@ -138,37 +135,6 @@ def test_a_testbed_file_that_cannot_be_written_says_so(capsys: pytest.CaptureFix
     args = ["--preset", "two-flows", "--verbs", str(verbs), "--http-port", "0", "--bfrt-port", "0"]
     assert f"cannot write {file}" in fails(capsys, "run", *args, "--testbed-file", str(file))
     assert not verbs.exists()
-
-
-def test_a_file_is_replaced_as_a_whole_behind_its_links(tmp_path: Path) -> None:
-    """Whoever reads the old one goes on reading it; links stay links, permissions stay as they were."""
-    file, link, before = tmp_path / "testbed.yaml", tmp_path / "link", tmp_path / "before"
-    file.write_text("old")
-    file.chmod(0o640)
-    before.hardlink_to(file)
-    link.symlink_to(file)
-    write_file(link, "new")
-    assert (file.read_text(), before.read_text()) == ("new", "old")
-    assert link.is_symlink()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["before", "link", "testbed.yaml"]
-
-
-def test_what_is_no_regular_file_is_written_in_place(tmp_path: Path) -> None:
-    """A pipe gets the text; a device that takes none is an error, and both are still there."""
-    pipe, device = tmp_path / "pipe", tmp_path / "device"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        write_file(pipe, "text")
-        assert os.read(reader, 100) == b"text"
-    finally:
-        os.close(reader)
-    device.symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=f"cannot write {device}: No space left on device"):
-        write_file(device, "text")
-    assert pipe.is_fifo()
-    assert device.is_char_device()
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from fabric_twin.errors import ConfigError, TwinError
 from fabric_twin.presets import DCQCN_SETS, PRESETS, get_preset
+from symphony_common.output import with_stdout_checked
 
 __all__ = ["main"]
 
@@ -127,22 +127,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     1: an error. 2: wrong usage, an option, address or file that cannot be used: starting again does not help. Whoever
     closes our standard output (head, less) has seen enough: 1, and not a word.
     """
-    try:
-        try:
-            _command(argv)
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where an error can be told, not when Python ends
-    except BrokenPipeError:
-        _drop_stdout()
-        sys.exit(1)
-    except OSError as error:  # all else that is read or written has errors of its own
-        _drop_stdout()
-        print(f"fabric-twin: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
-        sys.exit(1)
+    if status := with_stdout_checked("fabric-twin", lambda: _command(argv)):
+        sys.exit(status)
 
 
-def _command(argv: Sequence[str] | None) -> None:
+def _command(argv: Sequence[str] | None) -> int:
     args = _parser().parse_args(argv)
     try:
         if args.command == "run":
@@ -153,13 +142,7 @@ def _command(argv: Sequence[str] | None) -> None:
         if args.debug:
             traceback.print_exc()
         print(f"fabric-twin: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _drop_stdout() -> None:
-    """Let what is still in the buffer go nowhere: it would fail once more when Python ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        return 130
+    return 0

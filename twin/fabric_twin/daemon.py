@@ -22,11 +22,11 @@ import yaml
 from fabric_twin.bfrt_server import BfRtServer, BindError, P4Program, Port
 from fabric_twin.errors import ConfigError, UnknownNameError
 from fabric_twin.fabric import Fabric, warm_up
-from fabric_twin.files import write_file
 from fabric_twin.presets import Preset
 from fabric_twin.rest import make_app
 from fabric_twin.switch import TwinSwitch, device_ports
 from fabric_twin.verbs_service import VerbsService
+from symphony_common.output import write_file
 
 __all__ = ["Twin", "TwinConfig", "serve"]
 
@@ -96,6 +96,13 @@ class Twin:
         """Stop a ToR's BF-Runtime server and start it again with empty tables, as when bf_switchd restarts."""
         await self._server_of(name).faults.restart(down_s)
 
+    def _write_testbed(self, path: Path) -> None:
+        text = yaml.safe_dump(self.testbed(), sort_keys=False)
+        try:
+            write_file(path, f"# Written by fabric-twin; host-agent reads it.\n{text}".encode())
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+
     def testbed(self) -> dict[str, Any]:
         """What `testbed.yaml` says about this twin."""
         topology = self.fabric.topology
@@ -142,8 +149,7 @@ class Twin:
                     uvicorn.Config(make_app(self), log_level="warning", timeout_graceful_shutdown=2, lifespan="off")
                 )
                 if self.config.testbed_file is not None:
-                    text = yaml.safe_dump(self.testbed(), sort_keys=False)
-                    write_file(self.config.testbed_file, f"# Written by fabric-twin; host-agent reads it.\n{text}")
+                    self._write_testbed(self.config.testbed_file)
                 serving = asyncio.create_task(http.serve([listener]))
                 running = asyncio.create_task(self.service.run())
                 if ready is not None:

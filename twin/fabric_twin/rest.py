@@ -15,14 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from fabric_twin.errors import FabricError, UnknownNameError
-from fabric_twin.guard import Guard
 from fabric_twin.verbs_service import MAX_PACE
+from symphony_common.rest import BodyLimit, HostCheck, KnownHosts
 
 if TYPE_CHECKING:
     from fabric_twin.daemon import Twin
 
 __all__ = ["ClockPatch", "LinkPatch", "make_app"]
 
+MAX_BODY_BYTES = 64 << 10
+_CODES = {400: "unknown_host", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 MAX_NS = 10**15
 """Eleven days of virtual time."""
 
@@ -59,10 +61,16 @@ class Restart(BaseModel):
     down_s: Annotated[float, Field(ge=0, le=60)] = 0.5
 
 
+def _refusal(error: HTTPException) -> JSONResponse:
+    code = _CODES.get(error.status_code, "http_error")
+    return JSONResponse({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
+
+
 def make_app(twin: Twin) -> FastAPI:
     """The API over a running twin."""
     app = FastAPI(title="fabric-twin", version="1", docs_url="/docs")
-    app.add_middleware(Guard)
+    app.add_middleware(BodyLimit, most=MAX_BODY_BYTES, answer=_refusal)
+    app.add_middleware(HostCheck, hosts=KnownHosts(), answer=_refusal, advice="ask for 127.0.0.1 or localhost")
     fabric, service = twin.fabric, twin.service
 
     @app.exception_handler(UnknownNameError)
@@ -80,9 +88,7 @@ def make_app(twin: Twin) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
-        code = codes.get(error.status_code, "http_error")
-        return JSONResponse({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
+        return _refusal(error)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

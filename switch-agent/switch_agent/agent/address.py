@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from switch_agent.errors import ConfigError
 
-__all__ = ["is_loopback", "split_address"]
+__all__ = ["split_address"]
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -17,13 +15,3 @@ def split_address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{text!r} is no address: write host:port, e.g. 127.0.0.1:9401")
     return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``; names other than localhost count as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from switch_agent.agent.address import is_loopback, split_address
+from switch_agent.agent.address import split_address
 from switch_agent.agent.console import RestClient
 from switch_agent.agent.tables import check_schema, signed_fields
 from switch_agent.bfrt.client import Client, open_channel
 from switch_agent.bfrt.requests import Value
 from switch_agent.bfrt.schema import Schema
 from switch_agent.errors import AgentUnreachableError, BfrtError
+from symphony_common.rest import is_loopback
 
 __all__ = ["Finding", "examine"]
 

@@ -20,7 +20,6 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
-from switch_agent.agent.guard import Guard, KnownHosts
 from switch_agent.agent.metrics import CONTENT_TYPE, render
 from switch_agent.agent.models import JobSpec, SymphonySettings
 from switch_agent.agent.service import Agent
@@ -36,10 +35,20 @@ from switch_agent.errors import (
     SwitchAgentError,
     WriteError,
 )
+from symphony_common.rest import BodyLimit, HostCheck, KnownHosts
 
 __all__ = ["build_app"]
 
 MAX_STREAMS = 32
+MAX_BODY_BYTES = 1 << 20
+"""The largest job, 2048 IPv6 flows, has about 250 KB."""
+_CODES = {
+    400: "unknown_host",
+    401: "unauthorized",
+    404: "no_such_path",
+    405: "method_not_allowed",
+    413: "body_too_large",
+}
 
 _STATUS: tuple[tuple[type[SwitchAgentError], int], ...] = (
     (JobNotFoundError, 404),
@@ -60,6 +69,10 @@ def _problem(status: int, code: str, detail: str, **more: Any) -> JSONResponse:
     return JSONResponse({"status": status, "code": code, "detail": detail, **more}, status, headers)
 
 
+def _http_problem(error: HTTPException) -> JSONResponse:
+    return _problem(error.status_code, _CODES.get(error.status_code, "http_error"), str(error.detail))
+
+
 def build_app(agent: Agent, token: str | None = None, hosts: Container[str] | None = None) -> FastAPI:
     """Build the application of an agent; its lifespan runs the agent.
 
@@ -73,7 +86,13 @@ def build_app(agent: Agent, token: str | None = None, hosts: Container[str] | No
             yield
 
     app = FastAPI(title="switch-agent", version="1", lifespan=lifespan, redoc_url=None)
-    app.add_middleware(Guard, hosts=KnownHosts() if hosts is None else hosts)
+    app.add_middleware(BodyLimit, most=MAX_BODY_BYTES, answer=_http_problem)
+    app.add_middleware(
+        HostCheck,
+        hosts=KnownHosts() if hosts is None else hosts,
+        answer=_http_problem,
+        advice="use its address, or start it with --allow-host NAME",
+    )
     _add_error_handlers(app)
 
     async def authorised(request: Request) -> None:  # async: a plain function would run in a thread
@@ -183,8 +202,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_: Request, error: HTTPException) -> JSONResponse:
-        codes = {401: "unauthorized", 404: "no_such_path", 405: "method_not_allowed", 413: "body_too_large"}
-        return _problem(error.status_code, codes.get(error.status_code, "http_error"), str(error.detail))
+        return _http_problem(error)
 
 
 def _add_stream(app: FastAPI, agent: Agent) -> None:

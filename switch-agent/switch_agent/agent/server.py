@@ -14,11 +14,11 @@ from pathlib import Path
 
 import uvicorn
 
-from switch_agent.agent.address import is_loopback, split_address
-from switch_agent.agent.guard import KnownHosts
+from switch_agent.agent.address import split_address
 from switch_agent.agent.rest import build_app
 from switch_agent.agent.service import Agent, AgentOptions
 from switch_agent.errors import ConfigError
+from symphony_common.rest import KnownHosts, is_loopback
 
 __all__ = ["listen", "read_token", "serve"]
 

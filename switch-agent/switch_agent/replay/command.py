@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from switch_agent.dataplane.constants import STEP_BITS
 from switch_agent.dataplane.errors import ParameterError
 from switch_agent.dataplane.params import PARAM_RANGES, VARIANTS, SymphonyParams
-from switch_agent.replay.errors import OptionError, ReplayError
-from switch_agent.replay.output import write_file
+from switch_agent.replay.errors import OptionError, OutputError, ReplayError
+from symphony_common.output import write_file
 
 if TYPE_CHECKING:
     from switch_agent.replay.replayer import ReplayOptions
@@ -119,14 +119,21 @@ def _run(args: argparse.Namespace) -> int:
     else:
         print_report(report, Console())
         if args.json:
-            write_file("report", Path(args.json), (_json(report) + "\n").encode())
+            _write("report", Path(args.json), (_json(report) + "\n").encode())
     if args.png:
-        write_file("picture", args.png, picture(report))
+        _write("picture", args.png, picture(report))
     if report.capture.incomplete:
         print(f"switch-agent replay: {report.notes[0]}", file=sys.stderr)
     if not report.capture.roce:
         print(f"switch-agent replay: {seen_instead(report)}", file=sys.stderr)
     return 0
+
+
+def _write(what: str, path: Path, content: bytes) -> None:
+    try:
+        write_file(path, content)
+    except OSError as error:
+        raise OutputError(f"cannot write the {what} {path}: {error.strerror or error}") from error
 
 
 def _json(report: ReplayReport) -> str:

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from fabric_twin.bfrt_server import BfRtServer, MemoryBackend
 from switch_agent.agent import Agent, build_app
 from switch_agent.agent.address import split_address
-from switch_agent.agent.guard import MAX_BODY_BYTES, KnownHosts
 from switch_agent.agent.metrics import MAX_JOBS
+from switch_agent.agent.rest import MAX_BODY_BYTES
 from switch_agent.agent.server import _Server, listen, read_token
 from switch_agent.bfrt import SessionState
 from switch_agent.errors import ConfigError
@@ -78,24 +78,6 @@ async def test_a_request_for_another_host_is_refused(bench: Bench, host: str) ->
 async def test_loopback_names_are_answered(bench: Bench, host: str) -> None:
     """With port or without."""
     assert (await bench.http.get("/api/v1/jobs", headers={"host": host})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("listen", "known", "unknown"),
-    [
-        ("127.0.0.1", "localhost 127.0.0.1 ::1 tor0.lab", "192.0.2.7 box7 evil.com"),
-        ("192.0.2.7", "localhost 127.0.0.1 ::1 tor0.lab 192.0.2.7 box7", "192.0.2.8 2001:db8::1 evil.com"),
-        ("0.0.0.0", "localhost 127.0.0.1 ::1 tor0.lab 192.0.2.7 2001:db8::1 box7", "evil.com box7.evil.com"),  # noqa: S104
-    ],
-)
-def test_an_agent_is_known_by_where_it_listens_and_by_configured_names(
-    monkeypatch: pytest.MonkeyPatch, listen: str, known: str, unknown: str
-) -> None:
-    """One that listens everywhere by any address; names of others are never taken."""
-    monkeypatch.setattr(socket, "gethostname", lambda: "Box7")
-    hosts = KnownHosts(listen, ["Tor0.lab"])
-    assert [host for host in known.split() if host not in hosts] == []
-    assert [host for host in unknown.split() if host in hosts] == []
 
 
 async def test_a_body_that_is_too_large_is_413(bench: Bench) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +19,7 @@ from fabric_twin.bfrt_server.schema import TableSpec
 from fabric_twin.bfrt_server.service import BfRuntimeService
 from fabric_twin.bfrt_server.session import Sessions
 from fabric_twin.bfrt_server.tables import EntryTable, TableSnapshot
+from symphony_common.rest import is_loopback
 
 __all__ = ["DEFAULT_PORT", "BfRtServer"]
 
@@ -55,7 +55,7 @@ class BfRtServer:
         port: int = DEFAULT_PORT,
         ports: Sequence[Port] = (),
     ) -> None:
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise BindError(
                 f"BF-Runtime server of {switch.name}: {host} is not a loopback address, and BF-Runtime "
                 "has no authentication; listen on 127.0.0.1 and reach it through an SSH tunnel"
@@ -137,12 +137,3 @@ class BfRtServer:
 
     def _port_changed(self, dev_port: int, up: bool) -> None:
         self._sessions.port_changed(self._device.fixed.ports.notification(dev_port, up))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
