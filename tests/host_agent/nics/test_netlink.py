@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import errno
+import gc
 import os
 import threading
 from typing import Any
