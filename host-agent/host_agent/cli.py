@@ -19,7 +19,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -37,6 +36,7 @@ from host_agent.store import Store, default_state_dir
 from host_agent.testbed import Testbed, load_testbed
 from symphony_common.output import with_stdout_checked
 from symphony_common.rest import is_loopback
+from symphony_common.version import version
 
 __all__ = ["main"]
 
@@ -77,7 +77,7 @@ def _command(argv: Sequence[str] | None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="host-agent", description="Jobs, figures and the live page of the testbed.")
-    parser.add_argument("--version", action="version", version=f"host-agent {_version()}")
+    parser.add_argument("--version", action="version", version=f"host-agent {version()}")
     parser.add_argument("--debug", action="store_true", help="full tracebacks and verbose logs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -108,13 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_symphony(actions.add_parser("symphony", help="switch Symphony on or off, or change its settings"))
     add_nic_commands(commands)
     return parser
-
-
-def _version() -> str:
-    try:
-        return metadata.version("symphony-testbed")
-    except metadata.PackageNotFoundError:
-        return "unknown"  # a bare source tree
 
 
 def _add_start(start: argparse.ArgumentParser) -> None:

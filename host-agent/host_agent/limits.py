@@ -40,7 +40,7 @@ def check_bench(bench: BenchSpec, world: int) -> None:
         plan = Plan(config, mtu=MTU, max_message=LARGEST_MESSAGE)
     except (UsageError, ValueError) as error:
         raise BadInputError(f"bench: ring-bench cannot run this: {error}") from error
-    needed = world * plan.layout.total
+    needed = world * plan.rank_bytes
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > machine:
         raise BadInputError(

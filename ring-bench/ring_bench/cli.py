@@ -20,9 +20,10 @@ from ring_bench.errors import RingBenchError, UsageError
 from ring_bench.launch import place
 from ring_bench.output import check_writable, say
 from ring_bench.results import json_schema
-from ring_bench.session import Options, Session, version
+from ring_bench.session import Options, Session
 from ring_bench.units import parse_size
 from ring_bench.verbs import PROVIDERS
+from symphony_common.version import version
 
 __all__ = ["main"]
 

@@ -31,12 +31,13 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: It cannot: no such folder, no right to write there, or a folder itself.
     """
-    target = path if path.exists() and not path.is_file() else path.resolve()
-    if target.is_dir():
+    folder = path.resolve().parent
+    in_place = path.exists() and not path.is_file()  # a pipe or device; a file gets another in its place
+    if path.is_dir():
         reason = "is a folder"
-    elif not target.parent.is_dir():
-        reason = f"there is no folder {target.parent}"
-    elif not os.access(target.parent if target.is_file() or not target.exists() else target, os.W_OK):
+    elif not in_place and not folder.is_dir():
+        reason = f"there is no folder {folder}"
+    elif not os.access(path if in_place else folder, os.W_OK):
         reason = "permission denied"
     else:
         return

@@ -137,6 +137,11 @@ class Plan:
             total=scratch + config.rings * config.slots * stride,
         )
 
+    @property
+    def rank_bytes(self) -> int:
+        """Memory that a rank needs: its region, and two times (`Record`) of every step of every ring."""
+        return self.layout.total + self.config.rings * self.steps_total * 2 * 8
+
     def scratch_offset(self, ring: int, slot: int) -> int:
         """Give the byte offset of the scratch buffer of a slot."""
         return self.layout.scratch + (ring * self.config.slots + slot) * self.layout.scratch_stride

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,8 +41,9 @@ from ring_bench.units import algbw_gbps, busbw_factor
 from ring_bench.verbs import ProviderOptions, open_provider
 from ring_bench.verbs.api import Provider
 from ring_bench.witness import Witness
+from symphony_common.version import version
 
-__all__ = ["Options", "Session", "version"]
+__all__ = ["Options", "Session"]
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
@@ -355,14 +355,6 @@ class Session:
         self._rendezvous.close()
         if self._hub is not None:
             self._hub.close()
-
-
-def version() -> str:
-    """Give the installed version, or "unknown" in a bare source tree."""
-    try:
-        return metadata.version("symphony-testbed")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 @contextmanager

@@ -143,8 +143,7 @@ def _agree_on_mtu(config: Config, known: Mapping[int, Mapping[str, Any]]) -> int
 
 
 def _check_memory(plan: Plan, local_ranks: int) -> None:
-    stamps = plan.config.rings * plan.steps_total * 2 * 8  # a rank keeps two times of every step
-    needed = local_ranks * (plan.layout.total + stamps)
+    needed = local_ranks * plan.rank_bytes
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -11,7 +11,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from switch_agent import replay
 from switch_agent.dataplane.program import P4_NAME
 from switch_agent.errors import ConfigError, StoreError, SwitchAgentError
 from symphony_common.output import with_stdout_checked
+from symphony_common.version import version
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,19 +47,12 @@ def _positive(text: str) -> float:
     return value
 
 
-def _version() -> str:
-    try:
-        return metadata.version("symphony-testbed")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="switch-agent", description="Symphony on one Tofino2 (or twin) switch: jobs, registers, metrics."
     )
     parser.add_argument("--debug", action="store_true", help="debug log, tracebacks for errors")
-    parser.add_argument("--version", action="version", version=f"switch-agent {_version()}")
+    parser.add_argument("--version", action="version", version=f"switch-agent {version()}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     run = commands.add_parser("serve", help="run the agent")

@@ -7,12 +7,12 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from fabric_twin.errors import ConfigError, TwinError
 from fabric_twin.presets import DCQCN_SETS, PRESETS, get_preset
 from symphony_common.output import with_stdout_checked
+from symphony_common.version import version
 
 __all__ = ["main"]
 
@@ -24,13 +24,6 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default is None else super()._get_help_string(action)
 
 
-def _version() -> str:
-    try:
-        return metadata.version("symphony-testbed")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fabric-twin",
@@ -38,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         "in virtual time. It serves a verbs socket for ring-bench and BF-Runtime for switch-agent.",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.add_argument("--version", action="version", version=f"fabric-twin {_version()}")
+    parser.add_argument("--version", action="version", version=f"fabric-twin {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a twin until Ctrl-C", formatter_class=_Defaults)

@@ -4,7 +4,7 @@
 - ``command``: options, output, exit codes
 - ``capture``, ``records``: pcap and pcapng files; ``frames``: from the frame to the BTH; ``outcomes``: what is junk
 - ``jobs``: which job a packet belongs to; ``loop``: packets through the data plane, one after the other
-- ``replayer``: all of it together; ``report``: the result; ``render``: tables and picture; ``output``: files
+- ``replayer``: all of it together; ``report``: the result; ``render``: tables and picture
 
 It needs ``switch_agent.dataplane`` and no running agent. Importing this package does not import numba.
 """
