@@ -141,8 +141,8 @@ def test_the_same_seed_gives_the_same_results_and_another_seed_others(testbed: T
 
 
 def test_hosts_and_switches_agree_on_the_step_overlap(testbed: Testbed) -> None:
-    """Within one step for at least 95 % of the samples."""
-    view = testbed.ended(testbed.start("agree", LONG | {"iterations": 60}))
+    """Within one step for at least 95 % of the samples: of some 300, as one in 40 was taken beside a change."""
+    view = testbed.ended(testbed.start("agree", LONG))
     assert view["agreement"]["samples"] >= 10
     assert view["agreement"]["share"] >= 0.95
 
