@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["drop_stdout", "with_stdout_checked", "write_file"]
+__all__ = ["drop_stdout", "with_any_text", "with_stdout_checked", "write_file"]
+
+
+def with_any_text() -> None:
+    """Have standard output show what its encoding (LC_ALL, PYTHONIOENCODING) cannot hold as ``\\u2192``, not fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def with_stdout_checked(program: str, command: Callable[[], int]) -> int:
@@ -22,6 +29,7 @@ def with_stdout_checked(program: str, command: Callable[[], int]) -> int:
         program: Name for that line.
         command: Has errors of its own for all else that it reads and writes.
     """
+    with_any_text()
     try:
         try:
             return command()

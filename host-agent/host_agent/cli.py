@@ -34,6 +34,7 @@ from host_agent.nics import NicCounters, NicService
 from host_agent.nics.commands import add_nic_commands
 from host_agent.store import Store, default_state_dir
 from host_agent.testbed import Testbed, load_testbed
+from symphony_common.addresses import split_address
 from symphony_common.output import with_stdout_checked
 from symphony_common.rest import is_loopback
 from symphony_common.version import version
@@ -228,10 +229,10 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise BadInputError(f"--listen {text!r} is no HOST:PORT, like {DEFAULT_LISTEN}")
-    return host.strip("[]"), int(port)
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise BadInputError(f"--listen: {error}; write it like {DEFAULT_LISTEN}") from None
 
 
 def _bind(host: str, port: int) -> socket.socket:

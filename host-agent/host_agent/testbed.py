@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from host_agent.errors import BadInputError, TestbedError
+from symphony_common.addresses import checked_url
 
 __all__ = ["HostEntry", "SwitchEntry", "Testbed", "TwinEntry", "load_testbed"]
 
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$"), AfterValidator(checked_url)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
@@ -35,7 +37,7 @@ class SwitchEntry(_Entry):
     """A switch and its agent's address."""
 
     name: Name
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")]
+    url: Url
     token_file: Path | None = None
     """File with the agent's bearer token; without it the environment's SWITCH_AGENT_TOKEN is used."""
 
@@ -56,7 +58,7 @@ class HostEntry(_Entry):
 class TwinEntry(_Entry):
     """The twin's REST address and the Unix socket of its verbs service."""
 
-    http: Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")]
+    http: Url
     verbs: Path
 
 

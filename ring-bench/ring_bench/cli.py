@@ -17,12 +17,15 @@ from ring_bench import report
 from ring_bench.config import Config, Release, Tagging
 from ring_bench.dtypes import DATATYPES, REDUCTIONS
 from ring_bench.errors import RingBenchError, UsageError
+from ring_bench.hosts import parse_hosts
 from ring_bench.launch import place
 from ring_bench.output import check_writable, say
 from ring_bench.results import json_schema
 from ring_bench.session import Options, Session
 from ring_bench.units import parse_size
 from ring_bench.verbs import PROVIDERS
+from symphony_common.addresses import checked_url, whole
+from symphony_common.output import with_any_text
 from symphony_common.version import version
 
 __all__ = ["main"]
@@ -34,6 +37,7 @@ _DEFAULT_SOCKET = "/tmp/fabric-twin/verbs.sock"  # noqa: S108 (where fabric-twin
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; leaves with 0, 1 (failed or wrong values), 2 (usage) or 128 + signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    with_any_text()
     if arguments[:1] == ["doctor"]:
         from ring_bench.doctor.cli import main as examine
 
@@ -89,8 +93,11 @@ def _session(given: argparse.Namespace) -> Session:
         payload_scale=given.payload_scale,
         seed=given.seed,
     )
-    if given.events is not None and not (given.events.isascii() and given.events.startswith(("http://", "https://"))):
-        raise UsageError(f"--events is an http:// or https:// address, not {given.events!r}")
+    if given.events is not None:
+        try:
+            checked_url(given.events)
+        except ValueError as error:
+            raise UsageError(f"--events: {error}") from None
     options = Options(
         provider=given.provider,
         socket=given.verbs,
@@ -121,10 +128,10 @@ def _slots_and_bits(given: argparse.Namespace) -> tuple[int, int]:
 def _hosts(text: str | None, world: int) -> tuple[str | int, ...]:
     if text is None:
         return tuple(range(world))
-    names = [name.strip() for name in text.split(",")]
-    if len(names) != world or not all(names):
-        raise UsageError(f"--hosts names {len([n for n in names if n])} hosts, the world has {world} ranks")
-    return tuple(int(name) if name.isdigit() else name for name in names)
+    hosts = parse_hosts(text)
+    if len(hosts) != world:
+        raise UsageError(f"--hosts names {len(hosts)} hosts, the world has {world} ranks")
+    return hosts
 
 
 def _size(text: str) -> int:
@@ -136,9 +143,10 @@ def _size(text: str) -> int:
 
 def _positive(name: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < 1:
+        number = whole(text)
+        if number is None or number < 1:
             raise argparse.ArgumentTypeError(f"{name} is a whole number from 1 up, not {text!r}")
-        return int(text)
+        return number
 
     return parse
 
@@ -192,8 +200,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("ranks").add_argument
     add("--world", type=_positive("--world"), metavar="N", help="ranks in all")
     add("--rank", type=_number, metavar="R", help="run this one rank here (needs --world and --master)")
-    add("--master", metavar="HOST:PORT", help="where rank 0 is met; found out under mpirun, srun, torchrun")
-    add("--hosts", metavar="H0,H1,..", help="host of each rank, by name or index (default: rank r on host r)")
+    add("--master", metavar="HOST:PORT", help="where rank 0 is met; found out under launchers")
+    add(
+        "--hosts",
+        metavar="H0,H1,..",
+        help="host of each rank, by name or index; node[1-4] too (default: rank r on host r)",
+    )
     add("--split", metavar="'MOD N'|'DIV N'", help="groups that each run their own AllReduce")
     add("--rings", type=_number, default=1, metavar="N", help="rings (channels) per group (default 1)")
 

@@ -33,6 +33,7 @@ from ring_bench.errors import (
     RingBenchError,
     UsageError,
 )
+from ring_bench.hosts import parse_hosts
 from ring_bench.hub import Hub
 from ring_bench.launch import Placement, place
 from ring_bench.output import check_writable, say, write_result_file
@@ -411,7 +412,7 @@ def _execute(given: argparse.Namespace) -> FlowsResult | None:
     placement = place(_WORLD, given.rank, given.master, os.environ)
     if given.output_file is not None and 0 in placement.ranks:
         check_writable(given.output_file)
-    hosts = tuple(given.hosts.split(",")) if given.hosts else (0, 1, 2)
+    hosts = parse_hosts(given.hosts) if given.hosts else (0, 1, 2)
     if len(hosts) != _WORLD:
         raise UsageError(f"--hosts names the senders of A and B and the receiver, three hosts, not {len(hosts)}")
     provider: Provider | None = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from switch_agent import replay
 from switch_agent.dataplane.program import P4_NAME
 from switch_agent.errors import ConfigError, StoreError, SwitchAgentError
+from symphony_common.addresses import whole
 from symphony_common.output import with_stdout_checked
 from symphony_common.version import version
 
@@ -31,10 +32,10 @@ DEFAULT_URL = "http://127.0.0.1:9401"
 
 
 def _job_ids(text: str) -> range:
-    first, dash, last = text.partition("-")
-    if not (dash and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) < 1 << 16):
+    first, last = (whole(part) for part in text.partition("-")[::2])
+    if first is None or last is None or not 1 <= first <= last < 1 << 16:
         raise argparse.ArgumentTypeError(f"{text!r} is no range of Job_IDs: write e.g. 1-1023")
-    return range(int(first), int(last) + 1)
+    return range(first, last + 1)
 
 
 def _positive(text: str) -> float:

@@ -89,3 +89,11 @@ def test_a_closed_standard_output_is_no_word() -> None:
     with os.fdopen(writer, "w") as out:
         done = subprocess.run([sys.executable, "-c", PROGRAM], stdout=out, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_the_encoding_of_the_terminal_lacks_is_written_out() -> None:
+    """Not a traceback, and not lost."""
+    program = PROGRAM.replace('"text"', '"h\\u2192"')
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "h\\u2192\n", "")

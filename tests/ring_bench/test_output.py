@@ -53,6 +53,21 @@ def test_standard_output_that_is_full_is_one_line_and_status_1(arguments: list[s
     assert line.endswith("standard output could not be written: No space left on device")
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_doctor_on_a_full_disk_is_one_line_and_status_1(options: tuple[str, ...], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ring_bench", "doctor", "--only", "memlock", *options],
+            stdout=full,
+            stderr=-1,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 1
+    assert done.stderr == "ring-bench: cannot write to standard output: No space left on device\n"
+
+
 def test_a_reader_that_leaves_ends_the_run_with_one_line() -> None:
     """As in ``ring-bench ... | head -1``."""
     rows = ["--world", "2", "-b", "4", "-e", "20K", "-i", "4", "-n", "1"]  # 5,120 of them

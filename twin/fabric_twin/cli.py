@@ -82,7 +82,12 @@ def _run(args: argparse.Namespace) -> None:
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: give 0 or a positive number")
     preset = get_preset(args.preset, **{name: getattr(args, name) for name in _PRESET_OPTIONS})
-    for option, first, count in (("http", args.http_port, 1), ("bfrt", args.bfrt_port, preset.tors)):
+    ports = (
+        ("http", args.http_port, 1),
+        ("bfrt", args.bfrt_port, preset.tors),
+        ("agent", args.agent_port, preset.tors),
+    )
+    for option, first, count in ports:
         if not 0 <= first <= 65536 - count:
             raise ConfigError(f"--{option}-port {first}: allowed are 0 to {65536 - count}")
     config = TwinConfig(

@@ -13,6 +13,7 @@ from host_agent.nics.checks import CHECKS
 from host_agent.nics.models import RestoreRequest, Wishes
 from host_agent.nics.service import NicService
 from ring_bench.doctor import Options
+from ring_bench.hosts import expand_hosts
 
 __all__ = ["LONGEST_WATCH_S", "DoctorRequest", "add_nic_routes"]
 
@@ -45,6 +46,11 @@ class DoctorRequest(BaseModel):
             if name not in known:
                 raise ValueError(f"no check {name!r}; there are {', '.join(known)}")
         return names
+
+    @field_validator("peers")
+    @classmethod
+    def _hosts(cls, peers: list[str]) -> list[str]:
+        return [name for peer in peers for name in expand_hosts(peer)]
 
     def options(self) -> Options:
         """As the doctor takes them."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -14,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ring_bench.doctor import CHECKS, Check, Finding, Machine, Options, Report, Severity, diagnose
-from ring_bench.errors import OutputError
-from ring_bench.output import say
+from ring_bench.hosts import expand_hosts
 from ring_bench.units import parse_size
+from symphony_common.addresses import whole
+from symphony_common.output import with_stdout_checked
 
 __all__ = ["add_arguments", "examine", "main", "show"]
 
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
         description="Find out what on this machine stands against RoCE with step tags. Changes nothing.",
     )
     add_arguments(parser)
-    return examine(parser.parse_args(arguments))
+    given = parser.parse_args(arguments)
+    return with_stdout_checked("ring-bench", lambda: examine(given))
 
 
 def add_arguments(parser: argparse.ArgumentParser, checks: Sequence[Check] = CHECKS) -> None:
@@ -43,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser, checks: Sequence[Check] = CHE
     add("--strict", action="store_true", help="warnings count as errors for the exit status")
     add("--only", type=_names(ids), default=[], metavar="ID,..", help=f"look at these only: {', '.join(ids)}")
     add("--device", type=_split, default=[], metavar="NAME,..", help="RDMA or network devices (default: all)")
-    add("--peers", type=_split, default=[], metavar="ADDR,..", help="the ring's hosts in rank order, this one included")
+    add("--peers", type=_hosts, default=[], metavar="ADDR,..", help="the ring's hosts in rank order, this one included")
     add("--memory", type=_size, default=256 << 20, metavar="SIZE", help="a process will register (default 256M)")
     add("--traffic-class", type=_whole(0, 255), default=106, metavar="TC", help="DSCP << 2 | ECN (default 106)")
     add(
         "--gid-index",
-        type=_whole(0, 0xFFFF),
-        default=_index(os.environ.get("NCCL_IB_GID_INDEX")),
+        type=_gid_index,
+        default=_nccl_gid_index(),
         metavar="N",
         help="index another program is told to use (default: $NCCL_IB_GID_INDEX)",
     )
@@ -71,17 +72,10 @@ def examine(given: argparse.Namespace, machine: Machine | None = None, checks: S
         probe=given.probe,
     )
     report = diagnose(machine or Machine(), options, only=given.only, checks=checks)
-    try:
-        if given.json:
-            say(json.dumps(report.as_data(), indent=1))
-        else:
-            console = Console()
-            with console.capture() as shown:
-                show(report, console, verbose=given.verbose)
-            say(shown.get().rstrip("\n"))
-    except OutputError as error:
-        print(f"doctor: {error}", file=sys.stderr)
-        return 1
+    if given.json:
+        print(json.dumps(report.as_data(), indent=1))
+    else:
+        show(report, Console(), verbose=given.verbose)
     return report.exit_status(strict=given.strict)
 
 
@@ -138,9 +132,10 @@ def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
+        number = whole(text)
+        if number is None or not least <= number <= most:
             raise argparse.ArgumentTypeError(f"a whole number from {least} to {most}, not {text!r}")
-        return int(text)
+        return number
 
     return parse
 
@@ -162,5 +157,21 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _index(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+def _hosts(text: str) -> list[str]:
+    try:
+        return expand_hosts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _gid_index(text: str) -> int:
+    try:
+        return _whole(0, 0xFFFF)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error} (without the option, $NCCL_IB_GID_INDEX counts)") from None
+
+
+def _nccl_gid_index() -> str | None:
+    """Give what NCCL is told, to be read as the option is; None for -1, its default: it then chooses by address."""
+    text = os.environ.get("NCCL_IB_GID_INDEX", "").strip()
+    return None if text in ("", "-1") else text

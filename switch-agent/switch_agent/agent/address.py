@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from switch_agent.errors import ConfigError
+from symphony_common import addresses
 
 __all__ = ["split_address"]
 
 
 def split_address(text: str) -> tuple[str, int]:
     """Split ``host:port`` or ``[v6]:port``. Raises ConfigError that says what is wrong."""
-    host, colon, port = text.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no address: write host:port, e.g. 127.0.0.1:9401")
-    return host, int(port)
+    try:
+        return addresses.split_address(text)
+    except ValueError as error:
+        raise ConfigError(f"{error}: write host:port, e.g. 127.0.0.1:9401") from None

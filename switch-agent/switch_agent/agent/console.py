@@ -14,16 +14,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from switch_agent.errors import AgentUnreachableError
+from switch_agent.errors import AgentUnreachableError, ConfigError
+from symphony_common.addresses import checked_url
 
 __all__ = ["RestClient", "jobs_table", "plain_table", "registers_table", "session_table", "show"]
 
 
 class RestClient:
-    """Reads an agent's REST interface. Raises AgentUnreachableError with the agent's own words."""
+    """Reads an agent's REST interface. Raises AgentUnreachableError with the agent's own words, ConfigError at once."""
 
     def __init__(self, url: str, timeout: float = 5.0) -> None:
-        self.url = url.rstrip("/")
+        try:
+            self.url = checked_url(url).rstrip("/")
+        except ValueError as error:
+            raise ConfigError(f"--url: {error}") from None
         token = os.environ.get("SWITCH_AGENT_TOKEN")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers, trust_env=False)

@@ -110,6 +110,18 @@ def test_ring_bench_doctor_is_the_command(capsys: pytest.CaptureFixture[str]) ->
     assert [f["id"] for f in json.loads(capsys.readouterr().out)["findings"]] == ["capabilities"]
 
 
+def test_an_index_of_nccls_that_is_none_is_wrong_usage_its_default_is_not(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NCCL_IB_GID_INDEX", "three")
+    with pytest.raises(SystemExit) as left:
+        run(host, "--only", "gid-index")
+    assert left.value.code == 2
+    assert "not 'three' (without the option, $NCCL_IB_GID_INDEX counts)" in capsys.readouterr().err
+    monkeypatch.setenv("NCCL_IB_GID_INDEX", "-1")
+    assert run(host, "--only", "gid-index") == 0
+
+
 def test_a_gid_index_given_to_nccl_is_looked_at(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

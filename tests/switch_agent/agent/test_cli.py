@@ -276,7 +276,7 @@ def test_commands_without_an_agent_say_where_they_looked(capsys: pytest.CaptureF
     assert "no answer from a switch-agent at http://127.0.0.1:9" in capsys.readouterr().err
     with pytest.raises(Exception, match="no answer"):
         cli.main(["--debug", "show", "jobs", "--url", "http://127.0.0.1:9"])
-    assert cli.main(["show", "jobs", "--url", "nonsense"]) == 1
+    assert cli.main(["show", "jobs", "--url", "nonsense"]) == 2
 
 
 def test_doctor_without_agent_and_switch_fails_with_fixes(capsys: pytest.CaptureFixture[str]) -> None:
