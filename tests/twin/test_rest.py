@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest_asyncio
 
 from fabric_twin.daemon import Twin, TwinConfig
 from fabric_twin.engine import kernel
+from fabric_twin.events import SwitchRestart
 from fabric_twin.presets import PRESETS
 from fabric_twin.rest import make_app
 
@@ -171,6 +173,68 @@ async def test_a_slower_link_slows_its_traffic(api: httpx.AsyncClient, twin: Twi
     assert twin.fabric.now_ps - began > 5 * fast
     links = (await api.get("/api/v1/topology")).json()["links"]
     assert [link["gbps"] for link in links if link["name"] == "h0->tor0"] == [1.0]
+
+
+async def test_events_are_made_listed_and_ended(api: httpx.AsyncClient, twin: Twin) -> None:
+    """Now, later, and not any more; what occurred is told once to those who ask for what is new."""
+    down = await api.post("/api/v1/events", json={"kind": "link-down", "link": "tor0<->spine1", "reroute_ms": 0})
+    later = await api.post("/api/v1/events", json={"kind": "link-rate", "link": "h0->tor0", "gbps": 2, "at_ms": 4})
+    assert (down.status_code, down.json()) == (201, {"id": 1, "now_ns": 0})
+    told = (await api.get("/api/v1/events")).json()
+    assert told["active"] == [{"id": 1, "kind": "link-down", "link": "tor0<->spine1", "reroute_ms": 0.0}]
+    assert told["coming"] == [{"id": 2, "t_ns": 4_000_000}]
+    assert [(o["t_ns"], o["phase"], o["what"]) for o in told["log"]] == [(0, "begin", "tor0<->spine1 down")]
+    assert twin.fabric.drop_of("spine1->tor0") == 1
+    assert (await api.delete(f"/api/v1/events/{later.json()['id']}")).status_code == 200
+    assert (await api.delete("/api/v1/events/1")).status_code == 200
+    assert twin.fabric.drop_of("spine1->tor0") == 0
+    since = told["log"][-1]["sequence"]
+    told = (await api.get("/api/v1/events", params={"since": since})).json()
+    assert (told["active"], told["coming"]) == ([], [])
+    assert [(o["event"], o["phase"]) for o in told["log"]] == [(1, "end")]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"kind": "link-down", "link": "tor0->spine7"}, 404, "no link 'tor0->spine7'"),
+        ({"kind": "link-rate", "link": "tor0->spine1", "gbps": -1}, 422, "link-rate.gbps: "),
+        ({"kind": "meteor"}, 422, "'meteor'"),
+        ({"kind": "switch-restart", "switch": "spine1"}, 404, "no ToR 'spine1'; there are tor0 to tor1"),
+        ({"kind": "background-constant", "source": "h0", "target": "h0", "gbps": 1}, 422, "h0 would send to itself"),
+    ],
+)
+async def test_an_event_that_cannot_happen_is_refused_and_leaves_nothing(
+    api: httpx.AsyncClient, body: dict[str, Any], status: int, says: str
+) -> None:
+    """404 for names, 422 for values."""
+    answer = await api.post("/api/v1/events", json=body)
+    assert answer.status_code == status
+    assert says in answer.json()["detail"]
+    told = (await api.get("/api/v1/events")).json()
+    assert (told["active"], told["coming"], told["log"]) == ([], [], [])
+    assert (await api.delete("/api/v1/events/9")).json()["code"] == "not_found"
+
+
+async def test_a_switch_restart_as_an_event_is_over_when_its_server_listens_again(tmp_path: Path) -> None:
+    """Its begin and its end are in the log."""
+    config = TwinConfig(PRESETS["two-flows"], 1, tmp_path / "verbs.sock", bfrt_port=0, http_port=0)
+    twin, ready = Twin(config), asyncio.Event()
+    running = asyncio.create_task(twin.run(ready))
+    try:
+        async with asyncio.timeout(30):
+            await ready.wait()
+            twin.service.timeline.add(SwitchRestart(kind="switch-restart", switch="tor0", down_ms=10))
+            assert [o.phase for o in twin.service.timeline.log] == ["begin"]
+            while twin.service.timeline.view()["active"]:  # noqa: ASYNC110  # the twin has no events for tests
+                await asyncio.sleep(0.01)
+        assert [(o.phase, o.what) for o in twin.service.timeline.log] == [
+            ("begin", "tor0 restarts"),
+            ("end", "tor0 restarts"),
+        ]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import msgpack
 import pytest
 
 from fabric_twin.errors import ConfigError
+from fabric_twin.events import BackgroundConstant, Event, HostSlow, Jitter, LinkRate
 from fabric_twin.verbs_service import Clock, VerbsService
 
 if TYPE_CHECKING:
@@ -153,8 +154,8 @@ async def deliver(left: Client, a: dict[str, Any], right: Client, b: dict[str, A
 class Site:
     """A running service and its clients."""
 
-    def __init__(self, net: Net, path: Path, pace: float | None = None) -> None:
-        self.service = VerbsService(net.fabric, path, pace)
+    def __init__(self, net: Net, path: Path, pace: float | None = None, events: Sequence[Event] = ()) -> None:
+        self.service = VerbsService(net.fabric, path, pace, events)
         self.fabric = net.fabric
         self.clients: list[Client] = []
         self.task: asyncio.Task[None] | None = None
@@ -610,3 +611,70 @@ async def test_a_path_that_cannot_be_a_socket_says_what_to_do(one_switch: Make, 
     with pytest.raises(ConfigError, match="choose another --verbs path"):
         await VerbsService(fabric, tmp_path / ("x" * 120)).start()
     assert file.read_text() == "precious"
+
+
+# ------------------------------------------------------------------------------------------- events
+
+
+async def test_events_happen_at_their_time_of_each_seeded_run(one_switch: Make, tmp_path: Path) -> None:
+    """Twice the same run: the rate falls 1 ms after its start, and is back at the start of the next."""
+    slower = LinkRate(kind="link-rate", link="h0->tor0", gbps=1, at_ms=1)
+    async with Site(one_switch(), tmp_path / "verbs.sock", events=[slower]) as site:
+        port, start = site.fabric.topology.port("h0->tor0"), 0
+        for _ in range(2):
+            client = await site.client(seed=4)
+            start = client.now_ns
+            assert port.gbps == 10
+            await client.wait(timeout_ns=999_999)
+            assert port.gbps == 10
+            await client.wait(timeout_ns=1)
+            assert port.gbps == 10  # who waits for the same moment is told first
+            await client.wait(timeout_ns=1)
+            assert port.gbps == 1
+            await client.close()
+            await until(lambda: not site.service.attached)
+        assert [o.t_ns for o in site.service.timeline.log][-1] == start + 1_000_000
+
+
+async def test_a_slow_host_is_told_late_and_its_nic_is_not_slow(site: Site) -> None:
+    """Each step costs 50 us of one worker; the completion says when the NIC had it."""
+    left, a, right, b = await site.two()
+    site.service.timeline.add(
+        HostSlow(kind="host-slow", host=["h1"], compute=Jitter(distribution="constant", mean_us=50))
+    )
+    await right.request(*(receive(b, n) for n in range(3)))
+    end = left.now_ns + 10**7
+    sending = asyncio.create_task(left.finish(3, end, *(write(a, b, 10, wr_id=n) for n in range(3))))
+    told = []
+    for _ in range(3):
+        ((*_, nic_ns),) = await right.wait()
+        told.append((right.now_ns, nic_ns))
+    await asyncio.gather(sending, right.wait(timeout_ns=end - right.now_ns))
+    assert told[2][1] - told[0][1] < 1_000
+    assert [told[i][0] - told[0][1] for i in range(3)] == [50_000, 100_000, 150_000]
+    assert [wc[2] for wc in left.wc] == ["SUCCESS"] * 3
+    assert max(wc[7] for wc in left.wc) < told[0][0]
+
+
+@pytest.mark.parametrize("what", ["background", "event"])
+async def test_a_stall_is_noticed_whatever_goes_on_in_the_fabric(site: Site, what: str) -> None:
+    """Background traffic has always something on its way, and events come; none of it helps ranks that sent nothing."""
+    client = await site.client()
+    if what == "background":
+        flow = BackgroundConstant(kind="background-constant", source="h2", target="h3", gbps=1)
+        site.service.timeline.add(flow)
+    else:
+        site.service.timeline.add(LinkRate(kind="link-rate", link="h0->tor0", gbps=1, at_ms=10_000))
+    with pytest.raises(RefusedError, match="STALLED"):
+        await client.wait()
+
+
+async def test_background_traffic_is_none_of_the_ranks_business(site: Site) -> None:
+    """A message passes beside it, and nobody sees its completions."""
+    left, a, right, b = await site.two()
+    for source in ("h0", "h2"):
+        flow = BackgroundConstant(kind="background-constant", source=source, target="h1", gbps=3)
+        site.service.timeline.add(flow)
+    await deliver(left, a, right, b)
+    assert [len(left.wc), len(right.wc)] == [1, 1]
+    assert all(entry["bytes"] > 2_000_000 for entry in site.service.timeline.view()["active"])

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from fabric_twin.errors import ConfigError, TwinError
+from fabric_twin.errors import ConfigError, FabricError, TwinError
 from fabric_twin.presets import DCQCN_SETS, PRESETS, get_preset
 from symphony_common.output import with_stdout_checked
 from symphony_common.version import version
@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--testbed-file", type=Path, help="write a testbed.yaml for host-agent here")
     run.add_argument("--pace", type=float, help="virtual seconds per second (default: as fast as possible)")
+    run.add_argument(
+        "--events", type=Path, metavar="FILE", help="what happens to the fabric in each run (TOML, see docs/twin.md)"
+    )
     fabric = run.add_argument_group("changes to the preset", "What is left out is the preset's: fabric-twin presets")
     fabric.add_argument("--tors", type=int, metavar="N", help="leaf switches")
     fabric.add_argument("--hosts-per-tor", type=int, metavar="N")
@@ -75,6 +78,7 @@ _PRESET_OPTIONS = (
 
 def _run(args: argparse.Namespace) -> None:
     from fabric_twin.daemon import TwinConfig, serve  # the engine takes a second to import
+    from fabric_twin.events import load_events
     from fabric_twin.verbs_service import MAX_PACE
 
     if args.pace is not None and not 0 < args.pace <= MAX_PACE:
@@ -99,9 +103,12 @@ def _run(args: argparse.Namespace) -> None:
         agent_port=args.agent_port,
         pace=args.pace,
         testbed_file=args.testbed_file,
+        events=load_events(args.events) if args.events else (),
     )
     try:
         serve(config)
+    except FabricError as error:
+        raise ConfigError(f"{args.events}: {error}") from error
     except OSError as error:
         raise TwinError(str(error)) from error
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import yaml
 
 from fabric_twin.bfrt_server import BfRtServer, BindError, P4Program, Port
 from fabric_twin.errors import ConfigError, UnknownNameError
+from fabric_twin.events import Event
 from fabric_twin.fabric import Fabric, warm_up
 from fabric_twin.presets import Preset
 from fabric_twin.rest import make_app
@@ -45,15 +46,20 @@ class TwinConfig:
     agent_port: int = 9401
     pace: float | None = None
     testbed_file: Path | None = None
+    events: Sequence[Event] = ()
 
 
 class Twin:
-    """A fabric and everything that is served from it."""
+    """A fabric and everything that is served from it.
+
+    Raises:
+        FabricError: an event that cannot happen to this fabric.
+    """
 
     def __init__(self, config: TwinConfig) -> None:
         self.config = config
         self.fabric = Fabric(config.preset, config.seed)
-        self.service = VerbsService(self.fabric, config.verbs, config.pace)
+        self.service = VerbsService(self.fabric, config.verbs, config.pace, config.events, self._restart_later)
         program = P4Program.from_description()
         self.bfrt = [
             BfRtServer(
@@ -65,7 +71,7 @@ class Twin:
             for tor in range(config.preset.tors)
         ]
         self.http_port = config.http_port
-        self._http: uvicorn.Server | None = None
+        self._restarts: set[asyncio.Task[None]] = set()
 
     def _ports(self, tor: int) -> list[Port]:
         topology = self.fabric.topology
@@ -95,6 +101,13 @@ class Twin:
     async def restart_switch(self, name: str, down_s: float) -> None:
         """Stop a ToR's BF-Runtime server and start it again with empty tables, as when bf_switchd restarts."""
         await self._server_of(name).faults.restart(down_s)
+
+    def _restart_later(self, name: str, down_ms: float, finished: Callable[[], None]) -> None:
+        """The same for an event; it is over when the server listens again."""
+        task = asyncio.get_running_loop().create_task(self.restart_switch(name, down_ms / 1000))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+        task.add_done_callback(lambda _: finished())
 
     def _write_testbed(self, path: Path) -> None:
         text = yaml.safe_dump(self.testbed(), sort_keys=False)

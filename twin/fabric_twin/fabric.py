@@ -9,7 +9,7 @@ consistent and may be changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -454,6 +454,18 @@ class Fabric:
             if not 0 <= drop <= 1:
                 raise FabricError(f"link {name}: drop probability {drop} is out of range 0 to 1")
             self._port(port.index)[Port.DROP_PROB] = round(drop * 2**32)
+
+    def drop_of(self, name: str) -> float:
+        """The probability that a directed link loses a packet."""
+        return float(self._port(self.topology.port(name).index)[Port.DROP_PROB]) / 2**32
+
+    def avoid(self, links: Iterable[str]) -> None:
+        """Route around these directed links from now on; packets on their way keep their path."""
+        avoided = frozenset(self.topology.port(name).index for name in links)
+        if avoided != self.topology.avoided:
+            self.topology.avoided = avoided
+            for q in self._qps:
+                self._route(q)
 
     def _port(self, index: int) -> Any:
         return self.view.port[index << PORT_SHIFT : (index + 1) << PORT_SHIFT]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from fabric_twin.errors import FabricError, UnknownNameError
+from fabric_twin.events import Event
 from fabric_twin.verbs_service import MAX_PACE
 from symphony_common.rest import BodyLimit, HostCheck, KnownHosts
 
@@ -157,8 +158,27 @@ def make_app(twin: Twin) -> FastAPI:
     @app.patch("/api/v1/links/{name}")
     async def patch_link(name: str, patch: LinkPatch) -> dict[str, Any]:
         """Change rate or loss of a directed link while packets fly."""
-        fabric.set_link(name, **patch.model_dump(exclude_none=True))
+        service.timeline.set_link(name, **patch.model_dump(exclude_none=True))
         return {"name": name, **fabric.link_counters(fabric.topology.port(name).index)}
+
+    @app.get("/api/v1/events")
+    async def events(since: Annotated[int, Query(ge=0)] = 0) -> dict[str, Any]:
+        """Events under way and to come, and what has occurred since occurrence number `since`."""
+        return service.timeline.view(since)
+
+    @app.post("/api/v1/events", status_code=201)
+    async def post_event(event: Event) -> dict[str, Any]:
+        """Let something happen: now, `at_ms` into the run, or at a reading of the clock."""
+        number = service.timeline.add(event)
+        service.wake()
+        return {"id": number, "now_ns": fabric.now_ns}
+
+    @app.delete("/api/v1/events/{number}")
+    async def end_event(number: int) -> dict[str, Any]:
+        """End an event that is under way, or have one not happen."""
+        service.timeline.end(number)
+        service.wake()
+        return {"id": number, "now_ns": fabric.now_ns}
 
     @app.post("/api/v1/switches/{name}/restart")
     async def restart(name: str, body: Restart) -> dict[str, str]:

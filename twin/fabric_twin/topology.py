@@ -69,6 +69,8 @@ class Topology:
         self.hosts: list[Host] = []
         self.switches: list[Switch] = []
         self.ports: list[PortInfo] = []
+        self.avoided: frozenset[int] = frozenset()
+        """Ports that routing knows to be down."""
 
     def add_port(self, name: str, gbps: float, node: int, peer: int, host: int) -> int:
         """Add a directed link and return its index."""
@@ -115,7 +117,7 @@ class Topology:
         node = self.ports[src.nic].peer
         while node >= 0:
             switch = self.switches[node]
-            choices = switch.to_host[dst.index]
+            choices = self._usable(switch, dst.index)
             egress = choices[0]
             if len(choices) > 1:
                 hashed = ecmp_hash(int(src.address), int(dst.address), sport & switch.hash_sport_mask, switch.salt)
@@ -123,6 +125,17 @@ class Topology:
             ports.append(egress)
             node = self.ports[egress].peer
         return ports
+
+    def _usable(self, switch: Switch, host: int) -> list[int]:
+        """Equal-cost ports towards a host without those that lead nowhere now; all of them when none is left."""
+        choices = switch.to_host[host]
+        return [port for port in choices if self._reaches(port, host)] or choices if self.avoided else choices
+
+    def _reaches(self, port: int, host: int) -> bool:
+        if port in self.avoided:
+            return False
+        peer = self.ports[port].peer
+        return peer < 0 or any(self._reaches(onward, host) for onward in self.switches[peer].to_host[host])
 
 
 def leaf_spine(preset: Preset, seed: int) -> Topology:

@@ -12,10 +12,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fabric_twin.errors import FabricError, VerbsError
 from fabric_twin.fabric import ACKED, DELIVERED, RETRY_EXC, Fabric, FabricEvent
+from fabric_twin.slow_hosts import SlowHosts
 from fabric_twin.topology import Host
 from ring_bench.tag import sport_of_flow_label
 
@@ -126,6 +128,7 @@ class VerbsHub:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
+        self.slow = SlowHosts()
         self._handles = 0
         self._keys = 0x1000
         self.regions: dict[int, MemoryRegion] = {}
@@ -394,6 +397,10 @@ class VerbsHub:
         qp.sends.append(wr)
         self._pending[wr.message] = (qp, wr)
 
+    def anything_sent(self) -> bool:
+        """Some send waits for its end."""
+        return any(qp.sends for qp in self.qps.values())
+
     # ------------------------------------------------------------------------------------ completions
 
     def handle(self, events: Iterable[FabricEvent]) -> None:
@@ -461,8 +468,8 @@ class VerbsHub:
         for wr_id in receives:
             self._complete(qp.recv_cq, wr_id, "WR_FLUSH_ERR", "RECV", qp, 0, None, time_ps)
 
-    @staticmethod
     def _complete(
+        self,
         cq: CompletionQueue,
         wr_id: int,
         status: str,
@@ -472,4 +479,6 @@ class VerbsHub:
         imm: int | None,
         time_ps: int,
     ) -> None:
-        cq.deliver([cq.handle, wr_id, status, opcode, qp.qp_num, byte_len, imm, time_ps // 1000])
+        entry = [cq.handle, wr_id, status, opcode, qp.qp_num, byte_len, imm, time_ps // 1000]
+        step = opcode == "RECV_RDMA_WITH_IMM" and status == "SUCCESS"
+        self.slow.tell(qp.host.index, time_ps, partial(cq.deliver, entry), step=step)

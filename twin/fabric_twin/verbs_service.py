@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,9 @@ import msgpack
 
 from fabric_twin.engine import kernel
 from fabric_twin.errors import ConfigError, FabricError, UnknownNameError, VerbsError
+from fabric_twin.events import Event
 from fabric_twin.fabric import Fabric
+from fabric_twin.timeline import Restart, Timeline
 from fabric_twin.topology import Host
 from fabric_twin.verbs import MAX_CQE, MAX_MSG_SZ, MAX_QP_WR, Completion, VerbsHub
 
@@ -170,11 +172,24 @@ class VerbsService:
         fabric: what runs.
         path: of the socket; only this user may connect.
         pace: see `Clock`.
+        events: what happens to the fabric in each run.
+        restart: how a switch's control plane is restarted.
+
+    Raises:
+        FabricError: an event that cannot happen to this fabric.
     """
 
-    def __init__(self, fabric: Fabric, path: Path, pace: float | None = None) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        path: Path,
+        pace: float | None = None,
+        events: Sequence[Event] = (),
+        restart: Restart | None = None,
+    ) -> None:
         self.fabric = fabric
         self.hub = VerbsHub(fabric)
+        self.timeline = Timeline(fabric, events, slow=self.hub.slow, restart=restart)
         self.clock = Clock(pace)
         self.path = path
         self._clients: list[_Client] = []
@@ -278,7 +293,7 @@ class VerbsService:
         waiting = [c for c in self._clients if c.request is not None]
         deadlines = [c.deadline_ps for c in waiting if c.deadline_ps is not None]
         deadline = min(deadlines) if deadlines else None
-        if deadline is None and self.fabric.next_event_ps is None:
+        if deadline is None and self._nothing_on_its_way():
             for client in waiting:
                 self._fail_wait(
                     client,
@@ -287,18 +302,33 @@ class VerbsService:
                 )
             return 0.0
         allowed = self.clock.allowed_ps(self.fabric.now_ps)
-        until = min((t for t in (deadline, allowed) if t is not None), default=None)
-        if until is not None and until < self.fabric.now_ps:
+        if allowed is not None and allowed < self.fabric.now_ps:
             return POLL_S
+        due, ready = self.timeline.next_ps, self.hub.slow.next_ps
+        until = min((t for t in (deadline, allowed, due, ready) if t is not None), default=None)
         reason = self.fabric.run(until, SLICE_EVENTS)
-        self.hub.handle(self.fabric.take_events())
+        self.hub.handle(self.timeline.take(self.fabric.take_events()))
         now = self.fabric.now_ps
-        for client in waiting:
-            if client.deadline_ps is not None and client.deadline_ps <= now:
-                self._finish_wait(client)
-        if self._answer():
+        if reason == kernel.REACHED:
+            self.hub.slow.release(now)
+        over = [client for client in waiting if client.deadline_ps is not None and client.deadline_ps <= now]
+        for client in over:
+            self._finish_wait(client)
+        if self._answer() or over:
+            return 0.0
+        if reason == kernel.REACHED and due is not None and due <= now:
+            self.timeline.carry_out()  # last of all that happens now
             return 0.0
         return POLL_S if reason == kernel.REACHED and until == allowed else 0.0
+
+    def _nothing_on_its_way(self) -> bool:
+        """No rank will ever be told anything: background traffic and events do not help those who posted nothing."""
+        if self.hub.slow.next_ps is not None:
+            return False
+        if self.fabric.next_event_ps is None and self.timeline.next_ps is None:
+            return True
+        busy = self.timeline.has_background or self.timeline.next_ps is not None
+        return busy and not self.hub.anything_sent()
 
     def _answer(self) -> bool:
         """Reply to every client whose wait is over; True if there was one."""
@@ -427,7 +457,9 @@ class VerbsService:
             if value is not None and int(value) < 0:
                 raise VerbsError("EINVAL", f"attach: {name} {value} is negative")
         if seed is not None and not any(c.attached for c in self._clients):
+            self.timeline.undo()
             self.fabric.quiesce(int(seed))
+            self.timeline.begin()
             if self._hold_after_ps is not None:
                 self.clock.hold_at_ps = self.fabric.now_ps + self._hold_after_ps
                 self._hold_after_ps = None
