@@ -51,7 +51,9 @@ class Gid:
 def device_names(root: Path = SYSFS) -> list[str]:
     """Give the names of all RDMA devices that the kernel has, rxe2 before rxe10; empty without any."""
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+    return sorted(
+        names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]
+    )
 
 
 def driver_of(device: str, root: Path = SYSFS) -> str:
@@ -62,10 +64,10 @@ def driver_of(device: str, root: Path = SYSFS) -> str:
     return "rxe" if (root / device / "parent").exists() else "unknown"  # only rxe has this file
 
 
-def rate_gbps(device: str, port: int, root: Path = SYSFS) -> float:
-    """Give the speed of a port in 10^9 bits per second; 0 where the kernel tells none."""
-    match = re.match(r"[\d.]+", _read(f"{root}/{device}/ports/{port}/rate"))
-    return float(match[0]) if match else 0.0
+def rate_gbps(device: str, port: int, root: Path = SYSFS) -> float | None:
+    """Give the speed of a port in 10^9 bits per second; None where the kernel tells none."""
+    match = re.match(r"\d+(?:\.\d+)?", _read(f"{root}/{device}/ports/{port}/rate"))
+    return float(match[0]) or None if match else None
 
 
 def gid_table(device: str, root: Path = SYSFS) -> list[Gid]:

@@ -92,7 +92,7 @@ def counters(result: RunCounters) -> str:
     lines = [f"#   {line}" for line in seen[:_MOST_REMARKS]]
     if len(seen) > _MOST_REMARKS:
         lines.append(f"#   and {len(seen) - _MOST_REMARKS} more ports (the -J file has all)")
-    if not result.valid:
+    if result.valid is False:
         lines.insert(0, "# NOT CLEAN: NIC counters moved that should stand still; the times include their cost")
     elif lines:
         lines.insert(0, "# NIC counters:")

@@ -146,7 +146,7 @@ class HostClock(_Model):
 
 
 class Verdicts(_Model):
-    """What the change of counters over the run says; null: this NIC does not count it."""
+    """What the change of counters over the run says; null: not known, the NIC does not count it or cannot be asked."""
 
     flap: bool | None = Field(description="a link went down, or the driver was reloaded")
     gid_changed: bool | None = Field(
@@ -168,7 +168,7 @@ class PortCounters(_Model):
     deltas: dict[str, int] = Field(
         description="by the kernel's names and in its units; those that did not change are left out"
     )
-    unreadable: list[str] = Field(description="counters that could not be read")
+    unreadable: list[str] = Field(description="counters that could not be read at both ends of the run, with folder")
     verdicts: Verdicts
     remarks: list[str] = Field(description="the evidence, for people")
 
@@ -176,7 +176,10 @@ class PortCounters(_Model):
 class RunCounters(_Model):
     """The ports of all hosts of the run (of this process only, if the run failed)."""
 
-    valid: bool = Field(description="no flap, RNR, loss or wrong priority was seen: the times are those of the fabric")
+    valid: bool | None = Field(
+        description="the times are those of the fabric: no flap, RNR, loss, wrong priority or change of GIDs was seen; "
+        "null: none was seen, but flap, RNR or loss could not be looked at everywhere"
+    )
     verdicts: Verdicts = Field(description="over all ports")
     ports: list[PortCounters]
 

@@ -191,6 +191,7 @@ class FakeTwin:
         return {
             "device": len(self._contexts) - 1,
             **{name: getattr(known, name) for name in known.__slots__},
+            "rate_gbps": 100.0,
             "name": f"twin_h{args['host']}" if isinstance(args["host"], int) else f"twin_{args['host']}",
         }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,9 @@ import httpx
 
 from host_agent.hub import CollectorStatus
 from host_agent.testbed import Testbed
-from ring_bench.counters import port_values
+from ring_bench.counters import counter_value, port_values
 from ring_bench.doctor import Machine
+from ring_bench.doctor.machine import Port
 
 __all__ = ["INTERVAL_S", "NicCounters", "PortSample"]
 
@@ -39,6 +41,8 @@ class PortSample:
     port: str
     values: Mapping[str, int]
     """By the kernel's names."""
+    unreadable: Mapping[str, int]
+    """How many counter files cannot be read or hold no counter's value, by folder."""
     taken_s: float
     """On this process's monotonic clock."""
     state: int | None = None
@@ -64,9 +68,9 @@ class NicCounters:
     twin: Callable[[str], Awaitable[Mapping[str, int]]] | None = None
     interval_s: float = INTERVAL_S
     status: CollectorStatus = field(default_factory=CollectorStatus)
-    unreadable: int = 0
-    """Counter files that could not be read, so far."""
     _samples: dict[tuple[str, str], PortSample] = field(default_factory=dict)
+    _named: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    """Files of each port that cannot be read, as the log has them."""
 
     async def run(self) -> None:
         """Sample for ever."""
@@ -76,7 +80,11 @@ class NicCounters:
 
                 async def fetch(host: str) -> Mapping[str, int]:
                     answer = await client.get(f"{base}/{host}/counters")
-                    return {str(name): int(value) for name, value in answer.raise_for_status().json().items()}
+                    return {
+                        str(name): value
+                        for name, text in answer.raise_for_status().json().items()
+                        if (value := counter_value(str(text))) is not None
+                    }
 
                 self.twin = fetch
             while True:
@@ -91,7 +99,7 @@ class NicCounters:
             try:
                 for host in self.testbed.hosts:
                     values = await self.twin(host.name)
-                    remote.append(PortSample(f"twin_{host.name}", "1", values, time.monotonic()))
+                    remote.append(PortSample(f"twin_{host.name}", "1", values, {}, time.monotonic()))
             except (httpx.HTTPError, ValueError, TypeError, AttributeError) as error:
                 problem = f"the twin's counters cannot be read: {error!r}"
         if problem and problem != self.status.error:
@@ -115,7 +123,7 @@ class NicCounters:
         try:
             for port in machine.ports:
                 values, unreadable = port_values(port.device, port.number, self.sys)
-                self.unreadable += len(unreadable)
+                self._name(port, unreadable)
                 folder = machine.infiniband / port.device
                 board = tuple(machine.read(folder / name) or "" for name in ("board_id", "fw_ver", "hca_type"))
                 samples.append(
@@ -123,12 +131,32 @@ class NicCounters:
                         device=port.device,
                         port=str(port.number),
                         values=values,
+                        unreadable=_by_folder(folder / "ports" / str(port.number), unreadable),
                         taken_s=time.monotonic(),
                         state=_STATES.get(port.state),
-                        gbps=port.gbps or None,
+                        gbps=port.gbps,
                         board=(board[0], board[1], board[2]),
                     )
                 )
         except OSError as error:
             return samples, f"{error.filename or self.sys}: {error.strerror or error}"
         return samples, None
+
+    def _name(self, port: Port, unreadable: Sequence[str]) -> None:
+        """Tell the log which of a port's files cannot be read: once, and again when that changes."""
+        before, now = self._named.get((port.device, port.number), frozenset()), frozenset(unreadable)
+        self._named[port.device, port.number] = now
+        if now - before:
+            log.warning(
+                "%s: counters that cannot be read, or hold no number from 0 to 2^64-1, are left out: %s",
+                port.name,
+                ", ".join(sorted(now - before)),
+            )
+        elif before - now:
+            log.info("%s: counters that can be read again: %s", port.name, ", ".join(sorted(before - now)))
+
+
+def _by_folder(port: Path, unreadable: Sequence[str]) -> dict[str, int]:
+    """Count a port's unreadable files by folder; folders that it does not have are left out, a readable one is 0."""
+    there = {name: 0 for name in ("counters", "hw_counters") if (port / name).is_dir()}
+    return there | Counter(name.partition("/")[0] for name in unreadable)

@@ -3,12 +3,15 @@
 
 Drivers other than mlx5, and the twin, count the same things under other names: they share the metric where the meaning
 is the same. What node_exporter has no name for is ``symphony_nic_statistics_total``, with the kernel's name as label.
+Levels among the counters (bnxt_re's resources in use) are the gauge ``symphony_nic_resources``; a file that cannot be
+read, or holds no counter's value, has no series and is counted in ``symphony_nic_counters_unreadable``.
 ``port_data_*_bytes_total`` are bytes; the kernel counts 4-byte words. Do not run node_exporter's infiniband collector
 on the same target: the series would be there twice.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -16,6 +19,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from host_agent.nics.counters import NicCounters
+from ring_bench.counters import is_gauge
 
 __all__ = ["NAMES", "Name", "NicCollector"]
 
@@ -107,17 +111,30 @@ class NicCollector(Collector):
         """All families that have a sample."""
         families: dict[str, CounterMetricFamily] = {}
         labels = ["device", "port"]
+        other_labels = [*labels, "counter"]
         other = CounterMetricFamily(
-            "symphony_nic_statistics", "Counters that node_exporter has no name for.", labels=[*labels, "counter"]
+            "symphony_nic_statistics", "Counters that node_exporter has no name for.", labels=other_labels
         )
         state = GaugeMetricFamily(f"{_PREFIX}state_id", "State of the port; 4: active, 1: down.", labels=labels)
         rate = GaugeMetricFamily(f"{_PREFIX}rate_bytes_per_second", "Speed of the port.", labels=labels)
         info = InfoMetricFamily("node_infiniband", "The device.", labels=["device"])
+        levels = GaugeMetricFamily(
+            "symphony_nic_resources", "Resources of the device in use, and their high-water marks.", labels=other_labels
+        )
+        closed = GaugeMetricFamily(
+            "symphony_nic_counters_unreadable",
+            "Counter files that cannot be read now, or hold no counter's value.",
+            labels=[*labels, "folder"],
+        )
         known_devices: set[str] = set()
         for sample in self._counters.samples:
-            where = [sample.device, sample.port]
+            device = os.fsencode(sample.device).decode("utf-8", "backslashreplace")
+            where = [device, sample.port]
             given: set[str] = set()
             for kernel_name, value in sorted(sample.values.items()):
+                if is_gauge(kernel_name):
+                    levels.add_metric([*where, kernel_name], value)
+                    continue
                 name = NAMES.get(kernel_name)
                 if name is None or name.metric in given:  # never the same series twice
                     other.add_metric([*where, kernel_name], value)
@@ -129,6 +146,8 @@ class NicCollector(Collector):
                     )
                 given.add(name.metric)
                 family.add_metric(where, value * name.factor)
+            for folder, number in sorted(sample.unreadable.items()):
+                closed.add_metric([*where, folder], number)
             if sample.state is not None:
                 state.add_metric(where, sample.state)
             if sample.gbps is not None:
@@ -136,9 +155,6 @@ class NicCollector(Collector):
             if sample.board is not None and sample.device not in known_devices:
                 known_devices.add(sample.device)
                 board, firmware, kind = sample.board
-                info.add_metric([sample.device], {"board_id": board, "firmware_version": firmware, "hca_type": kind})
+                info.add_metric([device], {"board_id": board, "firmware_version": firmware, "hca_type": kind})
         yield from (family for _, family in sorted(families.items()))
-        yield from (family for family in (other, state, rate, info) if family.samples)
-        yield CounterMetricFamily(
-            "symphony_nic_counters_unreadable", "Counter files that could not be read.", self._counters.unreadable
-        )
+        yield from (family for family in (other, levels, state, rate, info, closed) if family.samples)

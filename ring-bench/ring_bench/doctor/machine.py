@@ -92,7 +92,8 @@ class Port:
     link_layer: str
     netdev: str
     """Its network device; empty where it has none here."""
-    gbps: float
+    gbps: float | None
+    """None where the kernel tells none."""
     gids: tuple[Gid, ...]
 
     @property

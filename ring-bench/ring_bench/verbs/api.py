@@ -106,7 +106,7 @@ class DeviceAttributes:
     active_mtu: int
     """Largest payload of a packet, bytes."""
     max_msg_sz: int
-    rate_gbps: float
+    rate_gbps: float | None
     """Port speed, 10^9 bits per second."""
     max_qp_wr: int
     max_cqe: int

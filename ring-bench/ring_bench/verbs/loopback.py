@@ -244,7 +244,7 @@ class LoopbackProvider:
                 gid=f"{name}/{self._devices}",
                 active_mtu=4096,
                 max_msg_sz=1 << 30,
-                rate_gbps=0.0,
+                rate_gbps=None,
                 max_qp_wr=16384,
                 max_cqe=1 << 22,
             ),

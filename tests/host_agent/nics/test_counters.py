@@ -39,7 +39,7 @@ def exported(counters: NicCounters) -> dict[tuple[str, ...], float]:
         for sample in family.samples:
             key = (
                 sample.name,
-                *(sample.labels[label] for label in ("device", "port", "counter") if label in sample.labels),
+                *(sample.labels[label] for label in ("device", "port", "counter", "folder") if label in sample.labels),
             )
             assert key not in found, f"{key} is there twice"
             found[key] = sample.value
@@ -82,7 +82,57 @@ async def test_a_file_that_cannot_be_read_leaves_out_that_one_counter(nic: Any) 
     found = exported(counters)
     assert not any("icrc" in key[0] or "adp" in key[0] for key in found)
     assert found["node_infiniband_np_cnp_packets_sent_total", "mlx5_0", "1"] == 3
-    assert found[("symphony_nic_counters_unreadable_total",)] == 2
+    assert found["symphony_nic_counters_unreadable", "mlx5_0", "1", "hw_counters"] == 2
+    assert found["symphony_nic_counters_unreadable", "mlx5_0", "1", "counters"] == 0
+
+
+async def test_what_stays_unreadable_is_a_level_said_once(nic: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Not a count that grows with each sample; an alert on it ends when the file can be read."""
+    nic.write(f"{HW}/rx_icrc_encapsulated", "N/A (no PMA)")
+    counters = counters_of(nic)
+    for _ in range(3):
+        await counters.sample()
+        assert exported(counters)["symphony_nic_counters_unreadable", "mlx5_0", "1", "hw_counters"] == 1
+    (said,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert said.startswith("mlx5_0 port 1: ")
+    assert "hw_counters/rx_icrc_encapsulated" in said
+    nic.write(f"{HW}/rx_icrc_encapsulated", 0)
+    await counters.sample()
+    assert exported(counters)["symphony_nic_counters_unreadable", "mlx5_0", "1", "hw_counters"] == 0
+
+
+@pytest.mark.parametrize("value", ["-1", "9" * 400, str(2**64)])
+async def test_a_value_that_no_counter_has_leaves_out_that_one_series(nic: Any, value: str) -> None:
+    nic.write(f"{HW}/odd", value)
+    counters = counters_of(nic)
+    await counters.sample()
+    found = exported(counters)
+    assert found["node_infiniband_np_cnp_packets_sent_total", "mlx5_0", "1"] == 3
+    assert not any("odd" in key for key in found)
+    assert found["symphony_nic_counters_unreadable", "mlx5_0", "1", "hw_counters"] == 1
+
+
+async def test_a_name_that_is_no_text_does_not_break_the_exposition(nic: Any) -> None:
+    nic.write(f"{HW}/bad\udcff", 1)
+    nic.write(f"{HW}/RNR sent", 2)
+    nic.rdma_device("bad\udcff", "v1")
+    nic.write("sys/class/infiniband/bad\udcff/ports/1/hw_counters/out_of_sequence", 6)
+    counters = counters_of(nic)
+    await counters.sample()
+    found = exported(counters)
+    assert found["symphony_nic_statistics_total", "mlx5_0", "1", "RNR sent"] == 2
+    assert found["symphony_nic_counters_unreadable", "mlx5_0", "1", "hw_counters"] == 1
+    assert found["node_infiniband_out_of_sequence_packets_received_total", "bad\\xff", "1"] == 6
+
+
+async def test_levels_are_no_counters(nic: Any) -> None:
+    """bnxt_re's resources in use."""
+    nic.write(f"{HW}/active_qps", 10)
+    counters = counters_of(nic)
+    await counters.sample()
+    found = exported(counters)
+    assert found["symphony_nic_resources", "mlx5_0", "1", "active_qps"] == 10
+    assert not any(key[0] == "symphony_nic_statistics_total" and "active_qps" in key for key in found)
 
 
 async def test_soft_roces_counters_share_the_names_and_the_rest_keeps_its_own(files: Any) -> None:
@@ -128,7 +178,7 @@ async def test_a_machine_without_rdma_exports_nothing_and_is_no_failure(files: A
     counters = counters_of(files)
     await counters.sample()
     assert counters.status.success is True
-    assert set(exported(counters)) == {("symphony_nic_counters_unreadable_total",)}
+    assert exported(counters) == {}
 
 
 async def test_the_twins_nics_are_exported_the_same_way(files: Any) -> None:

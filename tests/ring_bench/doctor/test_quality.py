@@ -205,6 +205,57 @@ def test_error_counters_that_move_while_watched_are_found(host: FakeHost) -> Non
     assert "local_ack_timeout_err +7" in host.one("counters", Severity.WARNING, **ONE).evidence
 
 
+def test_loss_that_no_known_counter_shows_is_unknown_not_ok(host: FakeHost) -> None:
+    for name in ("out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err"):
+        host.remove(f"{HW}/{name}")
+    host.write(f"{HW}/sent_frames", 7)
+    found = host.found("counters", Severity.UNKNOWN, **ONE)
+    assert [finding.evidence.partition(":")[0] for finding in found] == [
+        "not known whether packets were lost, damaged or late",
+        "not known whether receiver not ready",
+    ]
+    assert "no movement within 1 s of carrier_changes" in host.one("counters", Severity.OK, **ONE).evidence
+
+
+def test_a_counter_of_loss_that_cannot_be_read_leaves_it_unknown(host: FakeHost) -> None:
+    host.write(f"{HW}/out_of_sequence", "N/A (no PMA)")
+    assert "out_of_sequence cannot be read" in host.one("counters", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_bnxt_res_names_are_known(host: FakeHost) -> None:
+    for name in ("out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err"):
+        host.remove(f"{HW}/{name}")
+    for name in ("to_retransmits", "seq_err_naks_rcvd", "rnr_naks_rcvd"):
+        host.write(f"{HW}/{name}", 5)
+    host.one("counters", Severity.OK, **ONE)
+    host.while_waiting = lambda: host.write(f"{HW}/to_retransmits", 9)
+    assert "to_retransmits +4" in host.one("counters", Severity.WARNING, **ONE).evidence
+
+
+def test_a_queue_that_nobody_counts_is_not_said_to_drop_nothing(host: FakeHost) -> None:
+    host.statistics["eth0"] = {"rx_prio3_pause": 1, "tx_prio3_pause": 1}
+    host.while_waiting = lambda: host.statistics["eth0"].update(rx_prio3_pause=5)
+    assert "does not count what queues drop" in host.one("pfc-drops", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_totals_are_no_watch(host: FakeHost) -> None:
+    host.statistics["eth0"]["rx_discards_phy"] = 7
+    evidence = host.one("pfc-drops", Severity.OK, **ONE, interval_s=0.0).evidence
+    assert evidence == "queue drops; since the driver was loaded: rx_discards_phy 7"
+
+
+def test_a_loop_that_no_mark_has_tried_is_not_known_to_close(host: FakeHost) -> None:
+    for name in ("np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled"):
+        host.write(f"{HW}/{name}", 0)
+    assert "no mark has come yet" in host.one("dcqcn", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_a_port_of_unknown_speed_without_fec_is_not_judged(host: FakeHost) -> None:
+    host.fec["eth0"] = ["off"]
+    host.remove("sys/class/infiniband/mlx5_0/ports/1/rate")
+    assert "a speed that is not known" in host.one("fec", Severity.UNKNOWN, **ONE).evidence
+
+
 def test_receivers_that_are_not_ready_are_found(host: FakeHost) -> None:
     host.while_waiting = lambda: host.write(f"{HW}/rnr_nak_retry_err", 47)
     assert "min_rnr_timer" in host.one("counters", Severity.WARNING, **ONE).fix
@@ -268,7 +319,7 @@ def test_a_bfrt_server_that_others_can_reach_is_warned(host: FakeHost, address: 
 
 def test_a_link_that_flaps_while_watched_is_found(host: FakeHost) -> None:
     host.while_waiting = lambda: host.write("sys/class/net/eth0/carrier_changes", 3)
-    assert "the link flaps within 1 s: carrier_changes +2" in host.one("counters", Severity.WARNING, **ONE).evidence
+    assert "the link flapped within 1 s: carrier_changes +2" in host.one("counters", Severity.WARNING, **ONE).evidence
 
 
 def test_loss_does_not_hide_receivers_that_are_not_ready(host: FakeHost) -> None:
