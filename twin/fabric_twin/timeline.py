@@ -242,10 +242,12 @@ class Timeline:
 
     def view(self, since: int = 0) -> dict[str, Any]:
         """What is under way, what is to come, and what has occurred since occurrence number `since`."""
-        coming: dict[int, int | None] = {owner: None for owner in self._added if owner not in self._active}
+        coming: dict[int, int | None] = {}
         for when, _, owner, _ in sorted(self._due, key=lambda entry: entry[:2]):
             if owner and owner not in self._active:
                 coming[owner] = when // 1000
+        for owner in self._added.keys() - self._active.keys():  # in the next run
+            coming.setdefault(owner, None)
         active = []
         for owner, entry in self._active.items():
             active.append({"id": owner, **entry.event.model_dump(exclude_none=True)})
