@@ -133,8 +133,8 @@ def overlap_options(job: Job) -> Options:
     host: list[list[Any]] = [[axis.of(t), value] for t, value in host_overlap(job)]
     switch: list[list[Any]] = [[axis.of(t), value] for t, value in switch_overlap(job, breaks=True)]
     end = max([point[0] for point in (*host[-1:], *switch[-1:])], default=0.0)
-    lines, areas = _toggle_marks(job, axis, end)
     numbers, disturbed = _fabric_marks(job, axis, end)
+    lines, areas = _toggle_marks(job, axis, end, ROW_PX if numbers else 0)
     options = _base(axis, "steps")
     options["grid"] |= {"top": 34 + (LABEL_ROWS - (not numbers)) * ROW_PX}
     options["yAxis"] |= {"minInterval": 1, "boundaryGap": [0, "6%"]}
@@ -169,7 +169,8 @@ def overlap_options(job: Job) -> Options:
     return options
 
 
-def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], list[list[Options]]]:
+def _toggle_marks(job: Job, axis: TimeAxis, end: float, above: int) -> tuple[list[Options], list[list[Options]]]:
+    """A line per toggle, labelled so many pixels above the plot, and the stretches with Symphony on."""
     toggles = [(max(0.0, axis.of(toggle.t_ns[1])), toggle) for toggle in job.toggles if toggle.t_ns is not None]
     rows = _label_rows([x for x, _ in toggles], LABEL_SHARE * max([end, *(x for x, _ in toggles)]))
     lines: list[Options] = []
@@ -180,7 +181,7 @@ def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], 
         if row is not None:
             text = f"on: {toggle.variant}" if toggle.enabled else "off"
             label = {"formatter": text, "color": SYMPHONY, "fontSize": 11}
-            label |= {"position": "end", "distance": 4 + row * ROW_PX}
+            label |= {"position": "end", "distance": 4 + above + row * ROW_PX}
         lines.append({"xAxis": x, "lineStyle": {"color": SYMPHONY, "type": "dashed", "width": 1.5}, "label": label})
         if toggle.enabled and since is None:
             since = x
@@ -199,8 +200,7 @@ def _fabric_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], 
     for number, (event, over_ns) in enumerate(spans(job.fabric_events or ()), 1):
         x = max(0.0, axis.of(event.t_ns))
         until = max(x, end if over_ns is None else min(end, axis.of(over_ns)))
-        label = {"formatter": str(number), "color": FABRIC, "fontSize": 11, "position": "end"}
-        label |= {"distance": 4 + LABEL_ROWS * ROW_PX}
+        label = {"formatter": str(number), "color": FABRIC, "fontSize": 11, "position": "end", "distance": 4}
         lines.append({"xAxis": x, "lineStyle": {"color": FABRIC, "type": "dotted", "width": 1.5}, "label": label})
         areas.append([{"xAxis": x, "itemStyle": {"color": FABRIC, "opacity": 0.06}}, {"xAxis": until}])
     return lines[-MAX_NUMBERS:], areas[-MAX_NUMBERS:]
