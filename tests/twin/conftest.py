@@ -128,6 +128,8 @@ class Net:
 
     def check_idle(self) -> None:
         """Nothing is left anywhere: no packet, no byte in a buffer, no pause, and every record is free again."""
+        for host in self.fabric.topology.hosts:
+            self.fabric.host_counters(host)  # takes the CNPs that no rate was asked after
         view = self.fabric.view
         assert self.fabric.next_event_ps is None
         assert view.sc[Sc.IN_FLIGHT] == 0

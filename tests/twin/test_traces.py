@@ -55,6 +55,8 @@ class Trace:
 
     def digest(self) -> str:
         """Of all events and of the books as they are now."""
+        for host in self.fabric.topology.hosts:
+            self.fabric.host_counters(host)
         view, regs = self.fabric.view, self.fabric.planes.regs
         books = [view.port[column :: Port.COLUMNS] for column in LINK_COUNTERS]
         books += [view.qp[column :: Qp.COLUMNS] for column in COUNTERS]

@@ -58,6 +58,8 @@ PS_PER_NS = 1000
 CLOCK_ALIGN_PS = (1 << 30) * PS_PER_NS
 """A seeded run starts at a multiple of this, so that nothing depends on what ran before."""
 ACK_BYTES = MTU_HEADER_BYTES + 4
+_NONE = [Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION, Qp.CNP_HEAD]
+"""Columns of a QP that has nothing; the others are 0."""
 Classify = Callable[[int, int, int], "tuple[int, int] | None"]
 
 
@@ -127,7 +129,7 @@ class Fabric:
     @property
     def next_event_ps(self) -> int | None:
         """Time of the next event, or None when nothing will happen by itself."""
-        t = int(self.view.key[self.view.win[1]])
+        t = int(self.view.key.min())
         return None if t >= NEVER else t
 
     def run(self, until_ps: int | None = None, max_events: int = 50_000) -> int:
@@ -210,7 +212,7 @@ class Fabric:
         row[:] = 0
         row[Qp.GENERATION] = (generation + 1) & 0xFFFF
         row[Qp.NIC] = host.nic << PORT_SHIFT
-        row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION]] = -1
+        row[_NONE] = -1
         row[Qp.CNP_AT] = -NEVER
         self._qps[q] = _QpInfo(host, qp_num)
         self._host_qps[host.index] += 1
@@ -299,7 +301,7 @@ class Fabric:
         generation = (int(row[Qp.GENERATION]) + 1) & 0xFFFF
         row[:] = 0
         row[kept] = values
-        row[[Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION]] = -1
+        row[_NONE] = -1
         row[Qp.CNP_AT] = -NEVER
         row[Qp.GENERATION] = generation
         self._qps[q].dest = None
@@ -352,6 +354,7 @@ class Fabric:
         info = self._qps[q]
         if info.dest is None:
             return
+        self._catch_up(q)
         row = self._qp(q)
         info.path = self.topology.path(info.host, info.dest, info.sport)
         row[Qp.SPORT] = info.sport
@@ -363,10 +366,17 @@ class Fabric:
         row[Qp.SLOT] = flow_slot(src, dst, qpn)
         self._classify_qp(q)
 
+    def _catch_up(self, q: int) -> None:
+        """What the QP has sent until now goes the way it had."""
+        if self.view.qp[q + Qp.IS_ACTIVE]:
+            self._grow_pools()
+            kernel.catch_up(self.view, int(self.view.qp[q + Qp.NIC]))
+
     def _classify_qp(self, q: int) -> None:
         info = self._qps[q]
         if info.dest is None:
             return
+        self._catch_up(q)
         words: list[int] = []
         for port in info.path:
             node = self.topology.ports[port].peer
@@ -450,6 +460,7 @@ class Fabric:
             port.gbps = gbps
             self._port(port.index)[Port.PS_PER_BYTE] = round(8000 / gbps)
             set_margin(self.view)
+            kernel.catch_up(self.view, port.index << PORT_SHIFT)
         if drop is not None:
             if not 0 <= drop <= 1:
                 raise FabricError(f"link {name}: drop probability {drop} is out of range 0 to 1")
@@ -489,6 +500,7 @@ class Fabric:
         total = self._host_totals.get(host.index, np.zeros(Qp.COLUMNS, dtype=np.int64)).copy()
         for q, info in self._qps.items():
             if info.host.index == host.index:
+                kernel.look(self.view, q)
                 total += self._qp(q)
         return {
             "tx_packets": int(total[Qp.TX_PACKETS]),

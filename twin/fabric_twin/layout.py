@@ -44,18 +44,12 @@ def new_state(preset: Preset, topology: Topology, seed: int) -> tuple[View, Plan
     n_ports = len(topology.ports)
     n_switches = len(topology.switches)
     n_lines = 1 + RTO_LINES + MAX_DISTANCES  # pause frames, timeouts, acknowledgements by distance
-    size = 1 << (n_ports + n_lines - 1).bit_length()
     sc = np.zeros(Sc.COLUMNS, dtype=np.int64)
-    key = np.full(size, NEVER, dtype=np.int64)
-    win = np.zeros(2 * size, dtype=np.int32)
-    win[size:] = np.arange(size)
-    for i in range(size - 1, 0, -1):
-        win[i] = win[2 * i]
     pk = new_pool(16384, Packet.COLUMNS)
     ctl = new_pool(16384, Ctl.COLUMNS)
     sc[Sc.FREE_PACKETS] = len(pk) // Packet.COLUMNS
     sc[Sc.FREE_CTLS] = len(ctl) // Ctl.COLUMNS
-    sc[Sc.N_PORTS], sc[Sc.CTL_BASE], sc[Sc.TREE_SIZE] = n_ports, n_ports, size
+    sc[Sc.N_PORTS], sc[Sc.CTL_BASE] = n_ports, n_ports
     sc[Sc.PFC_LINE] = 0
     sc[Sc.PFC_ON] = int(preset.pfc)
     sc[Sc.PFC_SHIFT] = 3
@@ -74,14 +68,18 @@ def new_state(preset: Preset, topology: Topology, seed: int) -> tuple[View, Plan
         row[Port.PMAX] = round(preset.pmax * 2**32)
         tor = info.peer if 0 <= info.peer < preset.tors else -1
         row[Port.ROW] = -1 if tor < 0 else tor * NUM_PIPES + (0 if info.node < 0 else 1)
+    frame_ps = (preset.mtu + MTU_HEADER_BYTES + GAP_BYTES) * int(np.median(port[:, Port.PS_PER_BYTE]))
+    sc[Sc.BUCKET_SHIFT] = (frame_ps // n_ports).bit_length()  # an event or less in a bucket, all ports being busy
     sw = np.zeros((n_switches, Sw.COLUMNS), dtype=np.int64)
     sw[:, Sw.BUFFER] = preset.buffer_bytes
     sw[:, Sw.PIPELINE] = [s.index if s.tier == 0 else -1 for s in topology.switches]
     line = np.full((n_lines, 4), -1, dtype=np.int64)
     view = View(
         sc=sc,
-        key=key,
-        win=win,
+        key=np.full(n_ports + n_lines, NEVER, dtype=np.int64),
+        bucket=np.full(64 << n_ports.bit_length(), -1, dtype=np.int32),
+        after=np.full(n_ports + n_lines, -1, dtype=np.int32),
+        before=np.full(n_ports + n_lines, -1, dtype=np.int32),
         port=port.reshape(-1),
         sw=sw.reshape(-1),
         pk=pk,

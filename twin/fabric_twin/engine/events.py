@@ -8,26 +8,66 @@ import numpy as np
 from fabric_twin.engine.jit import inner
 from fabric_twin.engine.state import NEVER, PORT_SHIFT, Ctl, Event, Packet, Port, Sc, View
 
-__all__ = ["free_packet", "push", "random32", "rekey", "report", "set_key", "to_wire"]
+__all__ = ["earliest", "free_ctl", "free_packet", "new_ctl", "push", "random32", "report", "set_key", "to_wire"]
 
 
 @inner
 def set_key(s: View, entity: int, t: int) -> None:
-    """Make `t` the time of an entity's next event; only the matches it played are played again."""
-    key = s.key
-    if key[entity] == t:
+    """Make `t` the time of an entity's next event.
+
+    Events are kept in a calendar (R. Brown, CACM 31(10), 1988): a ring of buckets of equal width, each an unsorted list
+    of what is due in it, in this lap or in a later one.
+    """
+    was = s.key[entity]
+    if was == t:
         return
-    key[entity] = t
-    win = s.win
-    i = (entity + s.sc[Sc.TREE_SIZE]) >> 1
-    while i >= 1:
-        a = win[2 * i]
-        b = win[2 * i + 1]
-        w = a if key[a] <= key[b] else b
-        if win[i] == w and w != entity:
-            return
-        win[i] = w
-        i >>= 1
+    s.key[entity] = t
+    if was != NEVER:
+        after = s.after[entity]
+        before = s.before[entity]
+        if before >= 0:
+            s.after[before] = after
+        else:
+            s.bucket[-1 - before] = after
+        if after >= 0:
+            s.before[after] = before
+    if t != NEVER:
+        b = (t >> s.sc[Sc.BUCKET_SHIFT]) & (len(s.bucket) - 1)
+        first = s.bucket[b]
+        s.bucket[b] = entity
+        s.after[entity] = first
+        s.before[entity] = -1 - b
+        if first >= 0:
+            s.before[first] = entity
+
+
+@inner
+def earliest(s: View, t: int) -> int:
+    """The entity whose event comes next, not before time `t` (ties: the lowest), or -1 when there is none at all."""
+    key = s.key
+    shift = s.sc[Sc.BUCKET_SHIFT]
+    mask = len(s.bucket) - 1
+    lap = t >> shift
+    while True:
+        for b in range(lap, lap + mask + 1):
+            entity = s.bucket[b & mask]
+            best = -1
+            soonest = (b + 1) << shift
+            while entity >= 0:
+                at = key[entity]
+                if at < soonest or (at == soonest and entity < best):
+                    soonest = at
+                    best = entity
+                entity = s.after[entity]
+            if best >= 0:
+                return best
+        # a lap without an event: go to the bucket of the first one
+        soonest = NEVER
+        for i in range(len(key)):
+            soonest = min(soonest, key[i])
+        if soonest == NEVER:
+            return -1
+        lap = soonest >> shift
 
 
 @inner
@@ -54,11 +94,26 @@ def report(s: View, t: int, kind: int, q: int, arg: int) -> None:
 
 
 @inner
-def push(s: View, line: int, at: int, kind: int, q: int, arg: int, generation: int) -> None:
-    """Append to a delay line; a time before its last one is moved up to that, so order is kept."""
-    node = s.sc[Sc.FREE_CTL]
+def new_ctl(s: View) -> int:
+    """Take a record for something that is delayed."""
+    node: int = s.sc[Sc.FREE_CTL]
     s.sc[Sc.FREE_CTL] = s.ctl[node + Ctl.NEXT]
     s.sc[Sc.FREE_CTLS] -= 1
+    return node
+
+
+@inner
+def free_ctl(s: View, node: int) -> None:
+    """It has happened."""
+    s.ctl[node + Ctl.NEXT] = s.sc[Sc.FREE_CTL]
+    s.sc[Sc.FREE_CTL] = node
+    s.sc[Sc.FREE_CTLS] += 1
+
+
+@inner
+def push(s: View, line: int, at: int, kind: int, q: int, arg: int, generation: int) -> None:
+    """Append to a delay line; a time before its last one is moved up to that, so order is kept."""
+    node = new_ctl(s)
     tail = s.line[line + 2]
     if tail >= 0 and s.ctl[tail + Ctl.TIME] > at:
         at = s.ctl[tail + Ctl.TIME]
@@ -77,11 +132,9 @@ def push(s: View, line: int, at: int, kind: int, q: int, arg: int, generation: i
 
 
 @inner
-def to_wire(s: View, p: int, k: int, at: int, wire: int) -> None:
-    """Packet `k` of `wire` bytes is being sent over port `p`; it arrives at time `at`."""
+def to_wire(s: View, p: int, k: int, at: int) -> None:
+    """Packet `k` is being sent over port `p`; it arrives at time `at`."""
     port = s.port
-    port[p + Port.TX_BYTES] += wire
-    port[p + Port.TX_PACKETS] += 1
     s.pk[k + Packet.NEXT] = -1
     s.pk[k + Packet.TIME] = at
     tail = port[p + Port.FLIGHT_TAIL]
@@ -100,19 +153,3 @@ def free_packet(s: View, k: int) -> None:
     s.sc[Sc.FREE_PACKET] = k
     s.sc[Sc.FREE_PACKETS] += 1
     s.sc[Sc.IN_FLIGHT] -= 1
-
-
-@inner
-def rekey(s: View, p: int) -> None:
-    """The next event of a port: the head of its wire arrives, or, the wire being empty, something may leave.
-
-    While something is on the wire, a departure can wait for its arrival: what leaves now arrives later than that.
-    """
-    port = s.port
-    head = port[p + Port.FLIGHT_HEAD]
-    if head >= 0:
-        set_key(s, p >> PORT_SHIFT, s.pk[head + Packet.TIME])
-    elif port[p + Port.PAUSED] == 0 and (port[p + Port.ACTIVE] > 0 or port[p + Port.Q_HEAD] >= 0):
-        set_key(s, p >> PORT_SHIFT, max(port[p + Port.FREE_AT], port[p + Port.READY_AT]))
-    else:
-        set_key(s, p >> PORT_SHIFT, NEVER)

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event loop: one event for each hop of a packet.
+"""The event loop: one event for each hop of a packet, but for the last one where nothing depends on it.
 
-Entities are directed links and delay lines; a tournament tree over their next event times picks the earliest
-(ties: the lowest entity, so runs repeat exactly). Links and lines are first-in first-out with constant delays:
-their contents never enter the tree.
+Entities are directed links and delay lines; a calendar of their next event times gives the earliest (ties: the
+lowest entity, so runs repeat exactly). Links and lines are first-in first-out with constant delays: their contents
+never enter the calendar.
 
 A link's event is the *arrival* of the packet at the head of its wire. When a packet leaves the queue is not an
 event of its own: each touch of a port (a packet joins the queue, its own packet arrives, a pause frame comes)
 first runs all departures that are due (`nic_advance`, `port_advance`). A port with something on its wire is
 touched before its next departure can reach anybody, so lateness stays below one link delay and nobody can tell,
 with one exception: the switch's buffer occupancy, which PFC thresholds look at, can lag by that much on ports not
-touched since.
+touched since. What an idle NIC will send next is known, so its event is the arrival of that.
+
+Three things are no events although they happen. A packet that leaves for its host by an empty wire, and will only
+be counted there, is taken as it leaves (`take_early`). A CNP waits at its sender until the rate is asked for
+(`settle`). Both are done with the times they really have, so results are those of an engine that makes events of
+them; what a host has counted can be early by one link's delay. And DCQCN's timers (see `dcqcn`).
 
 Random early marking looks at the queue behind the departing packet, at the time it departs (HPCC's ns-3 code does
 the same). Acknowledgements, NAKs and CNPs are pure delay.
@@ -18,23 +23,23 @@ the same). Acknowledgements, NAKs and CNPs are pure delay.
 
 from __future__ import annotations
 
-from fabric_twin.engine import dcqcn
-from fabric_twin.engine.events import free_packet, random32, rekey, report, set_key
+from fabric_twin.engine.events import earliest, free_ctl, free_packet, random32, report, set_key
 from fabric_twin.engine.jit import entry, inner
 from fabric_twin.engine.nic import (
     activate,
     deactivate,
+    drop_cnps,
     fail,
     go_back,
     host_arrival,
     nic_advance,
+    nic_rekey,
+    settle,
     skip_acknowledged,
     timeout,
 )
 from fabric_twin.engine.state import (
     ACK,
-    CC_SHIFT,
-    CNP,
     E_ACKED,
     E_RNR_RETRY_EXC,
     M_SIGNALED,
@@ -55,9 +60,9 @@ from fabric_twin.engine.state import (
     Sc,
     View,
 )
-from fabric_twin.engine.switching import port_advance, switch_arrival
+from fabric_twin.engine.switching import port_advance, port_rekey, switch_arrival
 
-__all__ = ["GROW", "IDLE", "REACHED", "SLICE", "STOPPED", "catch_up", "post", "run", "stop_sending"]
+__all__ = ["GROW", "IDLE", "REACHED", "SLICE", "STOPPED", "catch_up", "look", "post", "run", "stop_sending"]
 
 REACHED = 0  # the time limit
 STOPPED = 1  # a completion that somebody may wait for
@@ -76,8 +81,17 @@ def _advance(s: View, p: int, t: int) -> None:
 
 
 @inner
+def _rekey(s: View, p: int) -> None:
+    if s.port[p + Port.NODE] < 0:
+        nic_rekey(s, p)
+    else:
+        port_rekey(s, p)
+
+
+@inner
 def _port_event(s: View, planes: Planes, p: int, t: int) -> None:
     port = s.port
+    _advance(s, p, t)
     k = port[p + Port.FLIGHT_HEAD]
     arrives = k >= 0 and s.pk[k + Packet.TIME] <= t
     if arrives:
@@ -85,8 +99,7 @@ def _port_event(s: View, planes: Planes, p: int, t: int) -> None:
         port[p + Port.FLIGHT_HEAD] = after
         if after < 0:
             port[p + Port.FLIGHT_TAIL] = -1
-    _advance(s, p, t)
-    rekey(s, p)
+    _rekey(s, p)
     if not arrives:
         return
     if port[p + Port.DROP_PROB] != 0 and random32(s, Sc.RNG_FABRIC) < port[p + Port.DROP_PROB]:
@@ -129,23 +142,18 @@ def _line_event(s: View, line: int, t: int) -> None:
     q = s.ctl[node + Ctl.QP]
     arg = s.ctl[node + Ctl.ARG]
     generation = s.ctl[node + Ctl.GENERATION]
-    s.ctl[node + Ctl.NEXT] = s.sc[Sc.FREE_CTL]
-    s.sc[Sc.FREE_CTL] = node
-    s.sc[Sc.FREE_CTLS] += 1
+    free_ctl(s, node)
 
     if kind in (PFC_ON, PFC_OFF):
         _advance(s, q, t)
         _pause(s, q, kind == PFC_ON, t)
-        rekey(s, q)
+        _rekey(s, q)
         return
     if s.qp[q + Qp.GENERATION] != generation or s.qp[q + Qp.STATE] == 0:
         return
     p = s.qp[q + Qp.NIC]
     nic_advance(s, p, t)
-    if kind == CNP:
-        s.qp[q + Qp.CNPS_HANDLED] += 1
-        dcqcn.on_cnp(s.cc, s.ccq, q >> CC_SHIFT, float(t))
-    elif kind == ACK:
+    if kind == ACK:
         s.qp[q + Qp.UNA_MSG] = s.msg[arg + Msg.NEXT]
         s.qp[q + Qp.RETRIES] = 0
         s.qp[q + Qp.RNR_RETRIES] = 0
@@ -165,7 +173,7 @@ def _line_event(s: View, line: int, t: int) -> None:
             go_back(s, q, arg, t, s.qp[receiver + Qp.RNR_PS] if receiver >= 0 else 0)
     elif kind == TIMEOUT:
         timeout(s, line, q, t)
-    rekey(s, p)
+    nic_rekey(s, p)
 
 
 @entry
@@ -194,7 +202,7 @@ def post(s: View, q: int, m: int) -> None:
     if qp[q + Qp.SEND_MSG] < 0:
         qp[q + Qp.SEND_MSG] = m
     activate(s, q, t)
-    rekey(s, p)
+    nic_rekey(s, p)
 
 
 @entry
@@ -203,14 +211,24 @@ def stop_sending(s: View, q: int) -> None:
     p = s.qp[q + Qp.NIC]
     nic_advance(s, p, s.sc[Sc.NOW])
     deactivate(s, q)
-    rekey(s, p)
+    drop_cnps(s, q, s.sc[Sc.NOW])
+    nic_rekey(s, p)
 
 
 @entry
 def catch_up(s: View, p: int) -> None:
     """Let port `p` do what it would have done until now, before something about it changes."""
     _advance(s, p, s.sc[Sc.NOW])
-    rekey(s, p)
+    _rekey(s, p)
+
+
+@entry
+def look(s: View, q: int) -> None:
+    """Bring what DCQCN knows of QP `q` up to the present, before somebody reads its rate or counters."""
+    p = s.qp[q + Qp.NIC]
+    nic_advance(s, p, s.sc[Sc.NOW])
+    settle(s, q, s.sc[Sc.NOW] + 1)
+    nic_rekey(s, p)
 
 
 @entry
@@ -225,8 +243,8 @@ def run(s: View, planes: Planes, until: int, max_events: int) -> int:
     room = len(s.out) // Event.COLUMNS - OUT_MARGIN
     margin = sc[Sc.MARGIN]
     while events < max_events:
-        entity = s.win[1]
-        t = key[entity]
+        entity = earliest(s, sc[Sc.NOW])
+        t = key[entity] if entity >= 0 else NEVER
         if t > until or t == NEVER:
             if until < NEVER:
                 sc[Sc.NOW] = max(sc[Sc.NOW], until)

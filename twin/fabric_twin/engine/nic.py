@@ -7,14 +7,13 @@ import numpy as np
 
 from fabric_twin.engine import dcqcn
 from fabric_twin.engine.dcqcn import Cc, CcQp
-from fabric_twin.engine.events import free_packet, push, report, to_wire
+from fabric_twin.engine.events import free_ctl, free_packet, new_ctl, push, report, set_key, to_wire
 from fabric_twin.engine.jit import inner
 from fabric_twin.engine.state import (
     ACK,
     ACTIVE_MAX,
     CC_SHIFT,
     CE,
-    CNP,
     DATA,
     E_DELIVERED,
     E_RETRY_EXC,
@@ -29,8 +28,10 @@ from fabric_twin.engine.state import (
     MTU_HEADER_BYTES,
     NAK,
     NEVER,
+    PORT_SHIFT,
     RNR,
     TIMEOUT,
+    Ctl,
     Msg,
     Packet,
     Port,
@@ -42,12 +43,15 @@ from fabric_twin.engine.state import (
 __all__ = [
     "activate",
     "deactivate",
-    "emit",
+    "drop_cnps",
     "fail",
     "go_back",
     "host_arrival",
     "nic_advance",
+    "nic_rekey",
+    "settle",
     "skip_acknowledged",
+    "take_early",
     "timeout",
 ]
 
@@ -113,11 +117,86 @@ def nic_advance(s: View, p: int, t: int) -> None:
         if best < 0:
             port[p + Port.READY_AT] = soonest
             continue
-        emit(s, p, s.active[host + best], best, start)
+        _emit(s, p, s.active[host + best], best, start)
 
 
 @inner
-def emit(s: View, p: int, q: int, at: int, start: int) -> None:
+def _next_arrival(s: View, p: int) -> int:
+    """When what an idle NIC sends next arrives, or when it is sent if that starts the QP's timer.
+
+    Nothing but a touch of this NIC can change what is sent next, and each touch asks again.
+    """
+    port = s.port
+    qp = s.qp
+    n = port[p + Port.ACTIVE]
+    host = port[p + Port.HOST] * ACTIVE_MAX
+    rr = port[p + Port.RR]
+    start = max(port[p + Port.FREE_AT], port[p + Port.READY_AT])
+    q = s.active[host + rr]
+    soonest = qp[q + Qp.NEXT_AT]
+    for j in range(1, n):
+        if soonest <= start:
+            break
+        i = rr + j
+        if i >= n:
+            i -= n
+        next_at = qp[s.active[host + i] + Qp.NEXT_AT]
+        if next_at < soonest:
+            soonest = next_at
+            q = s.active[host + i]
+    at: int = max(start, soonest)
+    if qp[q + Qp.RTO_ARMED] == 0:
+        return at
+    m = qp[q + Qp.SEND_MSG]
+    index = qp[q + Qp.SND_NXT] - s.msg[m + Msg.PSN]
+    mtu = qp[q + Qp.MTU]
+    payload = min(mtu, s.msg[m + Msg.BYTES] - index * mtu)
+    wire = payload + MTU_HEADER_BYTES + GAP_BYTES
+    at += wire * port[p + Port.PS_PER_BYTE] + port[p + Port.DELAY_PS]
+    return at
+
+
+@inner
+def nic_rekey(s: View, p: int) -> None:
+    """The next event of a NIC: the head of its wire arrives or, the wire being empty, what will be sent next does."""
+    port = s.port
+    head = port[p + Port.FLIGHT_HEAD]
+    if head >= 0:
+        set_key(s, p >> PORT_SHIFT, s.pk[head + Packet.TIME])
+    elif port[p + Port.PAUSED] == 0 and port[p + Port.ACTIVE] > 0:
+        set_key(s, p >> PORT_SHIFT, _next_arrival(s, p))
+    else:
+        set_key(s, p >> PORT_SHIFT, NEVER)
+
+
+@inner
+def settle(s: View, q: int, t: int) -> None:
+    """Give QP `q` the CNPs that have reached it before time `t`; one at the same time as a packet comes after it."""
+    qp = s.qp
+    node = qp[q + Qp.CNP_HEAD]
+    while node >= 0 and s.ctl[node + Ctl.TIME] < t:
+        qp[q + Qp.CNPS_HANDLED] += 1
+        dcqcn.on_cnp(s.cc, s.ccq, q >> CC_SHIFT, float(s.ctl[node + Ctl.TIME]))
+        after = s.ctl[node + Ctl.NEXT]
+        free_ctl(s, node)
+        node = after
+    qp[q + Qp.CNP_HEAD] = node
+
+
+@inner
+def drop_cnps(s: View, q: int, t: int) -> None:
+    """The QP's life ends at time `t`: CNPs that are still on their way find nobody."""
+    settle(s, q, t + 1)
+    node = s.qp[q + Qp.CNP_HEAD]
+    while node >= 0:
+        after = s.ctl[node + Ctl.NEXT]
+        free_ctl(s, node)
+        node = after
+    s.qp[q + Qp.CNP_HEAD] = -1
+
+
+@inner
+def _emit(s: View, p: int, q: int, at: int, start: int) -> None:
     """Send the next packet of QP `q` (number `at` in the NIC's list) at time `start`."""
     port = s.port
     qp = s.qp
@@ -156,11 +235,14 @@ def emit(s: View, p: int, q: int, at: int, start: int) -> None:
     pk[k + Packet.HOP] = qp[q + Qp.ROUTE]
     port[p + Port.FREE_AT] = start + busy
     port[p + Port.READY_AT] = start
-    to_wire(s, p, k, start + busy + port[p + Port.DELAY_PS], wire)
+    port[p + Port.TX_BYTES] += wire
+    port[p + Port.TX_PACKETS] += 1
+    to_wire(s, p, k, start + busy + port[p + Port.DELAY_PS])
 
     qp[q + Qp.TX_PACKETS] += 1
     cc = s.ccq
     o = q >> CC_SHIFT
+    settle(s, q, start)
     dcqcn.advance(s.cc, cc, o, float(start))
     if cc[o + CcQp.RATE] >= cc[o + CcQp.LINE]:
         qp[q + Qp.NEXT_AT] = start + busy
@@ -225,6 +307,7 @@ def timeout(s: View, line: int, q: int, t: int) -> None:
     reached = s.qp[q + Qp.RTO_PSN]
     if peer >= 0 and s.qp[peer + Qp.PEER] == q and s.qp[peer + Qp.RX_GENERATION] == s.qp[q + Qp.GENERATION]:
         reached = s.qp[peer + Qp.RX_PSN]
+        reached -= int(s.qp[peer + Qp.RX_FOLDED_AT] > t) + int(s.qp[peer + Qp.RX_FOLDED_BEFORE] > t)
     if s.qp[q + Qp.IS_ACTIVE] != 0 and s.qp[q + Qp.SND_NXT] == reached:
         s.qp[q + Qp.RTO_ARMED] = 0  # it paces, waits after an RNR NAK or is paused
         return
@@ -246,8 +329,59 @@ def fail(s: View, q: int, t: int, kind: int) -> None:
     """Retries are used up: the QP goes to the error state."""
     s.qp[q + Qp.STATE] = 0
     deactivate(s, q)
+    drop_cnps(s, q, t)
     report(s, t, kind, q, s.qp[q + Qp.UNA_MSG])
     s.sc[Sc.STOP] = 1
+
+
+@inner
+def _count(s: View, r: int, q: int, flags: int, t: int) -> None:
+    """QP `r` has got a packet of `q` at time `t`; CE makes a CNP, which waits at the sender until its rate is asked."""
+    qp = s.qp
+    qp[r + Qp.RX_PACKETS] += 1
+    if flags & CE == 0:
+        return
+    qp[r + Qp.RX_MARKED] += 1
+    interval = np.int64(s.cc[Cc.CNP_INTERVAL_PS])
+    if interval != 0 and t - qp[r + Qp.CNP_AT] < interval:
+        return
+    qp[r + Qp.CNP_AT] = t
+    qp[r + Qp.CNPS_SENT] += 1
+    s.sc[Sc.CNPS] += 1
+    if qp[q + Qp.STATE] == 0:
+        return  # the sender has failed and does not listen any more
+    node = new_ctl(s)
+    s.ctl[node + Ctl.NEXT] = -1
+    s.ctl[node + Ctl.TIME] = t + s.line[qp[r + Qp.CTL_LINE]]
+    if qp[q + Qp.CNP_HEAD] < 0:
+        qp[q + Qp.CNP_HEAD] = node
+    else:
+        s.ctl[qp[q + Qp.CNP_TAIL] + Ctl.NEXT] = node
+    qp[q + Qp.CNP_TAIL] = node
+
+
+@inner
+def take_early(s: View, k: int, t: int) -> bool:
+    """A packet that will reach its host at time `t` is taken now, if all that happens then is that it is counted.
+
+    So it must be the next one in sequence and not the last of its message, and nothing may reach the host before it.
+    """
+    qp = s.qp
+    q = s.pk[k + Packet.QP]
+    flags = s.pk[k + Packet.FLAGS]
+    r = qp[q + Qp.PEER]
+    generation = qp[q + Qp.GENERATION]
+    if flags & LAST or r < 0 or qp[r + Qp.STATE] == 0 or qp[r + Qp.PEER] != q or flags >> GEN_SHIFT != generation:
+        return False
+    if s.pk[k + Packet.PSN] != qp[r + Qp.RX_PSN] or qp[r + Qp.RX_GENERATION] != generation:
+        return False
+    _count(s, r, q, flags, t)
+    qp[r + Qp.RX_PSN] += 1
+    qp[r + Qp.RX_NAKED] = 0
+    qp[r + Qp.RX_FOLDED_BEFORE] = qp[r + Qp.RX_FOLDED_AT]
+    qp[r + Qp.RX_FOLDED_AT] = t
+    free_packet(s, k)
+    return True
 
 
 @inner
@@ -262,17 +396,9 @@ def host_arrival(s: View, k: int, t: int) -> None:
     generation = qp[q + Qp.GENERATION]
     if r < 0 or qp[r + Qp.STATE] == 0 or qp[r + Qp.PEER] != q or flags >> GEN_SHIFT != generation:
         return  # nobody there: the sender's timer will tell
-    qp[r + Qp.RX_PACKETS] += 1
+    _count(s, r, q, flags, t)
     line = qp[r + Qp.CTL_LINE]
     back_at = t + s.line[line]
-    if flags & CE:
-        qp[r + Qp.RX_MARKED] += 1
-        interval = np.int64(s.cc[Cc.CNP_INTERVAL_PS])
-        if interval == 0 or t - qp[r + Qp.CNP_AT] >= interval:
-            qp[r + Qp.CNP_AT] = t
-            qp[r + Qp.CNPS_SENT] += 1
-            s.sc[Sc.CNPS] += 1
-            push(s, line, back_at, CNP, q, 0, generation)
     expected = qp[r + Qp.RX_PSN]
     if qp[r + Qp.RX_GENERATION] != generation:
         if expected > 0:

@@ -40,7 +40,7 @@ class Sc(IntEnum):
     N_PORTS = 9
     CTL_BASE = 10  # entity of the first delay line
     PFC_LINE = 11  # entity of the line of pause frames
-    TREE_SIZE = 12
+    BUCKET_SHIFT = 12  # a bucket of the calendar is 2^BUCKET_SHIFT ps wide
     RNG_FABRIC = 13  # xorshift64* states, never 0: coins of RED and of lossy links
     PFC_ON = 14
     PFC_SHIFT = 15
@@ -87,6 +87,7 @@ class Port(IntEnum):
     PAUSED_PS = 28
     ACTIVE = 29  # NIC: QPs with something to send
     RR = 30  # NIC: round-robin pointer
+    FOLDED_AT = 31  # when the last packet arrives that is no longer on the wire: its host has taken it early
     COLUMNS = 32
 
 
@@ -169,6 +170,10 @@ class Qp(IntEnum):
     TIMEOUTS = 38
     RNR_NAKS = 39
     RX_GENERATION = 40  # receiver's row: life of the sender whose PSNs it counts
+    RX_FOLDED_AT = 41  # receiver's row: when the last packet arrives that it has taken early
+    RX_FOLDED_BEFORE = 42  # ... and the one before it
+    CNP_HEAD = 43  # CNPs on their way to it that its rate has not seen, a chain of `Ctl`, or -1
+    CNP_TAIL = 44
     COLUMNS = 64
 
 
@@ -211,7 +216,6 @@ class Ctl(IntEnum):
 
 ACK = 1
 NAK = 2
-CNP = 3
 RNR = 4
 PFC_ON = 5
 PFC_OFF = 6
@@ -251,7 +255,9 @@ class View(NamedTuple):
 
     sc: I64
     key: I64  # time of each entity's next event
-    win: npt.NDArray[np.int32]  # the tournament over `key`
+    bucket: npt.NDArray[np.int32]  # the calendar: first entity of each bucket, or -1
+    after: npt.NDArray[np.int32]  # per entity: the next one in its bucket, or -1
+    before: npt.NDArray[np.int32]  # per entity: the one before it, or -1 - bucket for the first
     port: I64
     sw: I64
     pk: I64

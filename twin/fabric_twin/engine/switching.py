@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from fabric_twin.engine.events import free_packet, push, random32, to_wire
+from fabric_twin.engine.events import free_packet, push, random32, set_key, to_wire
 from fabric_twin.engine.jit import inner
+from fabric_twin.engine.nic import take_early
 from fabric_twin.engine.state import (
     CANDIDATE,
     CE,
@@ -14,8 +15,10 @@ from fabric_twin.engine.state import (
     GATED,
     GEN_SHIFT,
     IMM,
+    NEVER,
     PFC_OFF,
     PFC_ON,
+    PORT_SHIFT,
     TRACKED,
     Hop,
     Packet,
@@ -29,7 +32,43 @@ from fabric_twin.engine.state import (
 from switch_agent.dataplane.constants import AHEAD, MARK, N_JOB
 from switch_agent.dataplane.pipeline import process_packet
 
-__all__ = ["port_advance", "switch_arrival"]
+__all__ = ["port_advance", "port_rekey", "switch_arrival"]
+
+
+@inner
+def _depart(s: View, p: int, k: int, start: int) -> None:
+    """Packet `k` leaves by port `p`, whose queue it has left, at time `start`."""
+    port = s.port
+    wire = s.pk[k + Packet.SIZE] + GAP_BYTES
+    free_at = start + wire * port[p + Port.PS_PER_BYTE]
+    at = free_at + port[p + Port.DELAY_PS]
+    port[p + Port.FREE_AT] = free_at
+    port[p + Port.TX_BYTES] += wire
+    port[p + Port.TX_PACKETS] += 1
+    alone = port[p + Port.Q_HEAD] < 0 and port[p + Port.FLIGHT_HEAD] < 0 and port[p + Port.FOLDED_AT] < free_at
+    if alone and port[p + Port.PEER] < 0 and port[p + Port.DROP_PROB] == 0 and take_early(s, k, at):
+        port[p + Port.FOLDED_AT] = at
+    else:
+        to_wire(s, p, k, at)
+
+
+@inner
+def port_rekey(s: View, p: int) -> None:
+    """The next event of a port: the head of its wire arrives, or, the wire being empty, something may leave.
+
+    While something is on the wire, a departure can wait for its arrival: what leaves now arrives later than that.
+    """
+    port = s.port
+    head = port[p + Port.FLIGHT_HEAD]
+    waits = port[p + Port.Q_HEAD] >= 0
+    if waits and port[p + Port.FOLDED_AT] > s.sc[Sc.NOW]:
+        set_key(s, p >> PORT_SHIFT, port[p + Port.FOLDED_AT])
+    elif head >= 0:
+        set_key(s, p >> PORT_SHIFT, s.pk[head + Packet.TIME])
+    elif waits and port[p + Port.PAUSED] == 0:
+        set_key(s, p >> PORT_SHIFT, max(port[p + Port.FREE_AT], port[p + Port.READY_AT]))
+    else:
+        set_key(s, p >> PORT_SHIFT, NEVER)
 
 
 @inner
@@ -86,10 +125,7 @@ def port_advance(s: View, p: int, t: int) -> None:
                 port[source + Port.XOFF] = 0
                 push(s, s.sc[Sc.PFC_LINE], max(t, start + port[source + Port.DELAY_PS]), PFC_OFF, source, 0, 0)
 
-        wire = size + GAP_BYTES
-        busy = wire * port[p + Port.PS_PER_BYTE]
-        port[p + Port.FREE_AT] = start + busy
-        to_wire(s, p, k, start + busy + port[p + Port.DELAY_PS], wire)
+        _depart(s, p, k, start)
 
 
 @inner
@@ -170,5 +206,7 @@ def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
         port[egress + Port.Q_HEAD] = k
         port[egress + Port.READY_AT] = t
         port_advance(s, egress, t)
+        if port[egress + Port.Q_HEAD] >= 0 and port[egress + Port.FOLDED_AT] > t:
+            set_key(s, egress >> PORT_SHIFT, port[egress + Port.FOLDED_AT])
     else:
         pk[tail + Packet.NEXT] = k
