@@ -173,7 +173,12 @@ def _doctor(args: argparse.Namespace) -> int:
         console.out(json.dumps(report, indent=2), highlight=False)
     else:
         table = Table("", "finding", "evidence", "what to do", box=None, padding=(0, 1), header_style="underline")
-        signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[bold red]failure[/]"}
+        signs = {
+            "ok": "[green]ok[/]",
+            "unknown": "[cyan]unknown[/]",
+            "warning": "[yellow]warning[/]",
+            "failure": "[bold red]failure[/]",
+        }
         for finding in findings:
             table.add_row(signs[finding.level], finding.id, escape(finding.evidence), escape(finding.fix))
         console.print(table)

@@ -14,6 +14,7 @@ from host_agent.nics.models import NicWish
 from host_agent.nics.netlink import Netlink
 from host_agent.nics.rdma_links import add_rxe, delete_rxe, rxe_of
 from ring_bench.doctor import Machine
+from ring_bench.doctor.tagging import firmware_port
 
 __all__ = ["Knob", "Unsupported", "Workbench", "wanted"]
 
@@ -146,7 +147,9 @@ def _ecn_np(bench: Workbench, netdev: str, _: str) -> Knob:
     folder = bench.machine.netdev(netdev) / "ecn" / "roce_np" / "enable"
 
     def read() -> bool:
-        return any(_content(bench, netdev, folder / str(p), _ecn_hint(folder)) == "1" for p in PRIORITIES)
+        return any(
+            _content(bench, netdev, folder / str(p), _ecn_hint(bench, netdev, folder)) == "1" for p in PRIORITIES
+        )
 
     # The eight files are views of one switch.
     return Knob(
@@ -157,7 +160,8 @@ def _ecn_np(bench: Workbench, netdev: str, _: str) -> Knob:
 def _ecn_rp(bench: Workbench, netdev: str, priority: str) -> Knob:
     path = bench.machine.netdev(netdev) / "ecn" / "roce_rp" / "enable" / priority
     return Knob(
-        lambda: _content(bench, netdev, path, _ecn_hint(path.parent)) == "1", lambda value: _put(path, str(int(value)))
+        lambda: _content(bench, netdev, path, _ecn_hint(bench, netdev, path.parent)) == "1",
+        lambda value: _put(path, str(int(value))),
     )
 
 
@@ -165,7 +169,8 @@ def _cnp(file: str) -> Callable[[Workbench, str, str], Knob]:
     def make(bench: Workbench, netdev: str, _: str) -> Knob:
         path = bench.machine.netdev(netdev) / "ecn" / "roce_np" / file
         return Knob(
-            lambda: int(_content(bench, netdev, path, _ecn_hint(path.parent))), lambda value: _put(path, str(value))
+            lambda: int(_content(bench, netdev, path, _ecn_hint(bench, netdev, path.parent))),
+            lambda value: _put(path, str(value)),
         )
 
     return make
@@ -204,10 +209,11 @@ _MAKERS: Final[dict[str, Callable[[Workbench, str, str], Knob]]] = {
 }
 
 
-def _ecn_hint(folder: Path) -> str:
+def _ecn_hint(bench: Workbench, netdev: str, folder: Path) -> str:
+    ports = [firmware_port(bench.machine, port) for port in bench.machine.ports if port.netdev == netdev]
     return (
         f"{folder} does not exist: it comes with MLNX_OFED (or the driver's DCQCN is set by mlxconfig "
-        "ROCE_CC_PRIO_MASK_P1 for the next boot)"
+        f"ROCE_CC_PRIO_MASK_P{ports[0] if ports else 'N'} for the next boot)"
     )
 
 

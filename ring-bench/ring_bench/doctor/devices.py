@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
-from ring_bench.doctor.machine import Machine
+from ring_bench.doctor.machine import Machine, Port
 from ring_bench.doctor.options import Examination
+from ring_bench.doctor.tagging import firmware_port, pci_address
 
 __all__ = ["check_devices", "check_nodes", "check_ports", "check_providers", "check_rxe"]
 
@@ -27,10 +28,16 @@ def check_devices(on: Examination) -> Iterator[Finding]:
         )
         return
     names = ", ".join(f"{name} ({driver})" for name, driver in machine.devices.items())
-    known = {name for port in machine.ports for name in (port.device, port.netdev)}
-    for name in on.options.devices:
+    wanted = on.options.devices
+    known = {*machine.devices, *(port.netdev for port in machine.ports)}
+    for name in wanted:
         if name not in known:
             yield error("devices", name, f"is none of {names}", "give --device the name of an RDMA or network device")
+    for name in machine.devices.keys() - {port.device for port in machine.ports}:
+        if not wanted or name in wanted:
+            evidence = f"has no RDMA ports ({machine.infiniband / name}/ports is empty or missing): not usable"
+            say = warning if on.ports else error
+            yield say("devices", name, evidence, f"a NIC for RoCE; driver {machine.devices[name]} makes no ports of it")
     if on.ports:
         yield fine("devices", "", names)
 
@@ -102,7 +109,14 @@ def check_ports(on: Examination) -> Iterator[Finding]:
                 "port",
                 port.name,
                 "it runs InfiniBand, which has no UDP header and so no step tag",
-                "set the port to Ethernet (mlxconfig LINK_TYPE_P1=2, then reboot)",
+                _to_ethernet(machine, port),
+            )
+        elif port.link_layer != "Ethernet":
+            yield unknown(
+                "port",
+                port.name,
+                f"{evidence}; its link layer is not known ({port.link_layer})",
+                f"cat {machine.infiniband}/{port.device}/ports/{port.number}/link_layer; rdma link show",
             )
         elif port.state == "ACTIVE":
             speed = f", {port.gbps:g} Gb/s" if port.gbps else ""
@@ -116,7 +130,8 @@ def check_ports(on: Examination) -> Iterator[Finding]:
                 "port",
                 port.name,
                 evidence,
-                "check cable, switch port, and FEC and autonegotiation on both ends (ethtool NETDEV)",
+                "check cable, switch port, and FEC and autonegotiation on both ends "
+                f"(ethtool {port.netdev or 'NETDEV'})",
             )
 
 
@@ -142,6 +157,14 @@ def check_rxe(on: Examination) -> Iterator[Finding]:
             port.name,
             f"soft-RoCE on {port.netdev}: tags and marks are real, speed and congestion control are not",
         )
+
+
+def _to_ethernet(machine: Machine, port: Port) -> str:
+    address = pci_address(machine, port)
+    setting = f"LINK_TYPE_P{firmware_port(machine, port)}=2"
+    if address is None:
+        return f"set the port to Ethernet (mlxconfig .. set {setting}), then reboot"
+    return f"set the port to Ethernet: mlxconfig -d {address} set {setting}, then reboot"
 
 
 def _switched_off(flags: int | None) -> bool:

@@ -93,7 +93,7 @@ def check_memlock(on: Examination) -> Iterator[Finding]:
     )
     if hard is None or hard >= needed:
         yield fine("memlock", "", evidence)  # the provider raises the soft limit to the hard one
-    elif "CAP_IPC_LOCK" in _capabilities(machine) and not _in_user_namespace(machine):
+    elif "CAP_IPC_LOCK" in (_capabilities(machine) or ()) and not _in_user_namespace(machine):
         yield warning("memlock", "", f"{evidence}; only CAP_IPC_LOCK lifts the limit here", advice)
     else:
         yield error("memlock", "", evidence, advice)
@@ -102,10 +102,10 @@ def check_memlock(on: Examination) -> Iterator[Finding]:
 def check_capabilities(on: Examination) -> Iterator[Finding]:
     """What this process may do."""
     machine = on.machine
-    if machine.read(machine.proc / "self/status") is None:
-        yield unknown("capabilities", "", f"{machine.proc}/self/status cannot be read")
-        return
     held = _capabilities(machine)
+    if held is None:
+        yield unknown("capabilities", "", f"{machine.proc}/self/status does not tell")
+        return
     has, lacks = ([name for name in CAPABILITIES if (name in held) is wanted] for wanted in (True, False))
     evidence = f"{_whose(machine)} has {', '.join(has) or 'none of those that matter here'}"
     if has and _in_user_namespace(machine):
@@ -115,9 +115,11 @@ def check_capabilities(on: Examination) -> Iterator[Finding]:
     yield fine("capabilities", "", evidence)
 
 
-def _capabilities(machine: Machine) -> set[str]:
+def _capabilities(machine: Machine) -> set[str] | None:
     match = re.search(r"^CapEff:\s*([0-9a-f]+)", machine.read(machine.proc / "self/status") or "", re.M)
-    bits = int(match[1], 16) if match else 0
+    if match is None:
+        return None
+    bits = int(match[1], 16)
     return {name for name, bit in CAPABILITIES.items() if bits >> bit & 1}
 
 

@@ -9,12 +9,14 @@ Hardware NICs send and receive RoCE past the packet filter; soft-RoCE goes throu
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
+from ring_bench.doctor.machine import Machine
 from ring_bench.doctor.options import Examination
 
 __all__ = ["ROCE_PORT", "Chain", "Rule", "check_firewall", "from_iptables", "from_nft", "verdict"]
@@ -53,44 +55,37 @@ class Chain:
 def check_firewall(on: Examination) -> Iterator[Finding]:
     """Is UDP port 4791 open in both directions?"""
     machine = on.machine
-    tables: list[tuple[str, dict[str, Chain]]] = []
     ruleset = machine.json("nft", "-j", "list", "ruleset")
-    if isinstance(ruleset, dict):
-        tables += [(f"nft table {name}", chains) for name, chains in from_nft(ruleset).items()]
-    for program in ("iptables-save", "ip6tables-save"):
-        output = machine.run(program, "-t", "filter")
-        if output.status == 0:
-            tables.append((program.removesuffix("-save"), from_iptables(output.text)))
-    if tables and ruleset is None and (machine.sys / "module" / "nf_tables").exists():
+    nft = from_nft(ruleset) if isinstance(ruleset, dict) else {}
+    tables = [_Table(f"nft table {name}", f"nft insert rule {name}", chains) for name, chains in nft.items()]
+    legacy, hidden = _iptables(machine)
+    tables += legacy
+    if ruleset is None and (not tables or (machine.sys / "module" / "nf_tables").exists()):
+        hidden.insert(0, "nft's own tables, as firewalld makes them" if tables else "neither nft nor iptables-save")
+    if hidden:
+        seen = (
+            f"only {' and '.join(table.title for table in tables)} can be listed"
+            if tables
+            else "no rules can be listed"
+        )
         yield unknown(
             "firewall",
             "",
-            f"only {' and '.join(title for title, _ in tables)} can be listed; nft's own tables, as firewalld makes "
-            "them, cannot",
-            "run as root with nftables installed, or try it: --probe",
+            f"{seen}, not: {'; '.join(hidden)}",
+            "run as root with nftables and iptables installed, or try it: --probe",
         )
     if not tables and ruleset is None:
-        yield unknown(
-            "firewall",
-            "",
-            "neither nft nor iptables-save can list the rules here",
-            "run as root with nftables installed, or try it: --probe",
-        )
         return
     found = [
-        (answer, f"{title}, chain {chain.name}: {reason}")
-        for title, chains in tables
-        for chain in chains.values()
+        (answer, f"{table.title}, chain {chain.name}: {reason}", table.way_through(chain))
+        for table in tables
+        for chain in table.chains.values()
         if chain.hook in _HOOKS
-        for answer, reason in (verdict(chain, chains),)
+        for answer, reason in (verdict(chain, table.chains),)
         if answer != "accept"
     ]
-    fix = (
-        f"nft insert rule inet filter input udp dport {ROCE_PORT} accept, "
-        f"or iptables -I INPUT -p udp --dport {ROCE_PORT} -j ACCEPT; likewise for output"
-    )
-    software = any(port.software for port in on.ports) or not on.ports
-    for answer, evidence in dict.fromkeys(found):
+    software = any(port.software for port in on.roce) or not on.roce
+    for answer, evidence, fix in dict.fromkeys(found):
         if answer == "drop" and software:
             yield error("firewall", "", f"RoCE (UDP port {ROCE_PORT}) is dropped: {evidence}", fix)
         elif answer == "drop":
@@ -101,6 +96,51 @@ def check_firewall(on: Examination) -> Iterator[Finding]:
             yield warning("firewall", "", f"RoCE may be dropped, on a condition not understood here: {evidence}", fix)
     if not found:
         yield fine("firewall", "", f"UDP port {ROCE_PORT} passes {len(tables)} rule tables")
+
+
+class _Table(NamedTuple):
+    """Chains that jump to each other."""
+
+    title: str
+    insert: str
+    """How a rule is put at the head of one of its chains: the beginning of the command."""
+    chains: dict[str, Chain]
+
+    def way_through(self, chain: Chain) -> str:
+        """Say how RoCE gets through a chain."""
+        if self.insert.startswith("nft"):
+            return f"{self.insert} {chain.name} udp dport {ROCE_PORT} accept"
+        return f"{self.insert} {chain.name} -p udp --dport {ROCE_PORT} -j ACCEPT"
+
+
+def _iptables(machine: Machine) -> tuple[list[_Table], list[str]]:
+    """Give the tables that iptables and its older form list, and what neither of them could list.
+
+    The kernel keeps the older form's tables apart from nft's, where iptables of today does not see them.
+    """
+    tables, hidden = [], []
+    for family, names in (("iptables", "ip_tables_names"), ("ip6tables", "ip6_tables_names")):
+        texts = []
+        for program in (f"{family}-save", f"{family}-legacy-save"):
+            output = machine.run(program)
+            if output.status == 0 and output.text not in texts:
+                texts.append(output.text)
+        for text in texts:
+            for name, lines in _by_table(text):
+                title = f"{family} table {name}"
+                tables.append(_Table(title, f"{family} -t {name} -I", from_iptables(lines)))
+        kept = machine.read(machine.proc / "self/net" / names)
+        if kept and not any("nf_tables" not in text.partition("\n")[0] for text in texts):
+            hidden.append(f"the tables {', '.join(kept.split())} of {family}-legacy")
+    return tables, hidden
+
+
+def _by_table(text: str) -> Iterator[tuple[str, str]]:
+    """Split what iptables-save prints; the table nat drops nothing."""
+    for part in re.split(r"^\*", text, flags=re.M)[1:]:
+        name, _, lines = part.partition("\n")
+        if name.strip() != "nat":
+            yield name.strip(), lines
 
 
 def verdict(chain: Chain, chains: dict[str, Chain], depth: int = 0) -> tuple[str, str]:
@@ -164,7 +204,7 @@ def from_iptables(text: str) -> dict[str, Chain]:
     for line in text.splitlines():
         if line.startswith(":"):
             name, policy, *_ = line[1:].split()
-            hook = {"INPUT": "input", "OUTPUT": "output"}.get(name, "")
+            hook = name.lower() if name in ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING") else ""
             chains[name] = Chain(name, hook, "drop" if policy == "DROP" else "accept")
         elif line.startswith("-A "):
             words = shlex.split(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ring_bench.doctor.findings import Finding, error, fine, warning
+from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
 from ring_bench.doctor.machine import Gid, Port
 from ring_bench.doctor.options import Examination
 
@@ -15,17 +15,18 @@ __all__ = ["check_gid_index", "check_gids"]
 def check_gids(on: Examination) -> Iterator[Finding]:
     """Has each port a RoCE v2 GID for an address of its own network device?"""
     machine = on.machine
-    for port in on.ports:
+    for port in on.roce:
         usable = machine.usable(port)
         rows = "; ".join(_row(gid, machine.rejection(gid)) for gid in port.gids) or "no entry"
         table = f"{rows}{_empty_slots(on, port)}"
-        if port.gids and not machine.addresses:
-            table += "; without the program ip it is not known whether an address is stale"
         stale = [gid for gid in port.gids if (machine.rejection(gid) or "").startswith("stale")]
         if not usable:
             yield error("gid", port.name, f"no usable entry: {table}", _way_to_a_gid(on, port))
         elif stale:
             yield warning("gid", port.name, f"stale entries beside usable ones: {table}", _renewal(port))
+        elif not machine.addresses:
+            evidence = f"{table}; without the program ip it is not known whether an address is stale"
+            yield unknown("gid", port.name, evidence, "apt-get install iproute2")
         else:
             yield fine("gid", port.name, table)
 
@@ -35,7 +36,7 @@ def check_gid_index(on: Examination) -> Iterator[Finding]:
     index = on.options.gid_index
     if index is None:
         return
-    for port in on.ports:
+    for port in on.roce:
         usable = on.machine.usable(port)
         advice = f"use index {usable[0].index} ({usable[0].address})" if usable else "see gid"
         found = next((gid for gid in port.gids if gid.index == index), None)
@@ -62,7 +63,7 @@ def _way_to_a_gid(on: Examination, port: Port) -> str:
         return _renewal(port)
     if addresses and all(gid.kind != "RoCE v2" for gid in port.gids):
         return "turn on RoCE v2: devlink dev param show tells of enable_roce; mlx4: options mlx4_core roce_mode=2"
-    return f"give {port.netdev} an address (ip addr add ADDRESS/24 dev {port.netdev}) and bring it up"
+    return f"give {port.netdev} an address (ip addr add ADDRESS/PREFIX dev {port.netdev}) and bring it up"
 
 
 def _renewal(port: Port) -> str:

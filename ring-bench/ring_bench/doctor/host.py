@@ -72,8 +72,10 @@ def check_cpus(on: Examination) -> Iterator[Finding]:
 def check_clock(on: Examination) -> Iterator[Finding]:
     """Is the wall clock kept? Switch samples are placed on the hosts' time by it."""
     tracking = on.machine.run("chronyc", "-c", "tracking")
-    if tracking.status == 0 and len(fields := tracking.text.strip().split(",")) > 11:
-        offset_us, bound_us = (1e6 * abs(float(fields[index])) for index in (4, 11))
+    fields = tracking.text.strip().split(",")
+    figures = [_number(field) for field in (fields[4], fields[11])] if len(fields) > 11 else []
+    if tracking.status == 0 and figures and None not in figures:
+        offset_us, bound_us = (1e6 * abs(figure or 0.0) for figure in figures)
         evidence = f"chrony: {offset_us:.0f} us off {fields[1] or fields[0]}, root dispersion {bound_us:.0f} us"
         if fields[-1] == "Not synchronised" or fields[2] == "0":
             yield warning(
@@ -104,8 +106,11 @@ def check_clock(on: Examination) -> Iterator[Finding]:
 
 def check_exposure(on: Examination) -> Iterator[Finding]:
     """Does a BF-Runtime server here listen for more than this machine? It has no authentication."""
-    open_to_all = [address for address in _listeners(on.machine, BFRT_PORT) if address not in _LOOPBACK]
-    if open_to_all:
+    listeners = _listeners(on.machine, BFRT_PORT)
+    if listeners is None:
+        evidence = f"{on.machine.proc}/self/net/tcp cannot be read: what listens here is not known"
+        yield unknown("bfrt-exposed", "", evidence, f"ss -ltn sport = :{BFRT_PORT}")
+    elif any(address not in _LOOPBACK for address in listeners):
         yield warning(
             "bfrt-exposed",
             "",
@@ -114,6 +119,13 @@ def check_exposure(on: Examination) -> Iterator[Finding]:
         )
     else:
         yield fine("bfrt-exposed", "", f"nothing listens on TCP port {BFRT_PORT} beyond loopback")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def parse_cpus(text: str) -> set[int]:
@@ -129,12 +141,17 @@ def _nodes(machine: Machine) -> int:
     return sum(bool(re.fullmatch(r"node\d+", name)) for name in machine.entries(folder))
 
 
-def _listeners(machine: Machine, port: int) -> list[str]:
+def _listeners(machine: Machine, port: int) -> list[str] | None:
+    """Give the addresses that a TCP port listens on, as the kernel writes them; None where that cannot be read. (A
+    kernel without IPv6 has no tcp6.)
+    """
+    tables = [machine.read(machine.proc / "self/net" / table) for table in ("tcp", "tcp6")]
+    if tables[0] is None:
+        return None
     found = []
-    for table in ("tcp", "tcp6"):
-        for line in (machine.read(machine.proc / "self/net" / table) or "").splitlines()[1:]:
-            fields = line.split()
-            address, _, number = fields[1].partition(":")
-            if fields[3] == _LISTEN and int(number, 16) == port:
-                found.append(address)
+    for line in (line for table in tables if table for line in table.splitlines()[1:]):
+        fields = line.split()
+        address, _, number = fields[1].partition(":")
+        if fields[3] == _LISTEN and int(number, 16) == port:
+            found.append(address)
     return found

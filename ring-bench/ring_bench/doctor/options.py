@@ -52,6 +52,11 @@ class Examination:
         return [port for port in self.machine.ports if not wanted or port.device in wanted or port.netdev in wanted]
 
     @cached_property
+    def roce(self) -> list[Port]:
+        """Those of them that may run RoCE: about one of InfiniBand there is nothing more to say than that."""
+        return [port for port in self.ports if port.link_layer != "InfiniBand"]
+
+    @cached_property
     def hardware(self) -> list[Port]:
-        """Those of them that are no soft-RoCE."""
-        return [port for port in self.ports if not port.software]
+        """Those of these that are no soft-RoCE."""
+        return [port for port in self.roce if not port.software]

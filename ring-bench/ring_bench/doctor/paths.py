@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ from ring_bench.doctor.options import Examination
 
 __all__ = ["Edge", "check_mtu", "check_path_mtu", "check_peers", "check_routes", "check_subnets", "local_edges"]
 
-ROCE_HEADERS = 64
-"""Bytes around the payload within the L3 MTU: IPv4 20, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4."""
+ROCE_HEADERS = {4: 64, 6: 84}
+"""Bytes around the payload within the L3 MTU: IPv4 20 or IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4."""
+_JUMBO = 4200
+"""L3 MTU that holds packets of active MTU 4096."""
 _SMALL_PING = 84
-_HOST_PREFIX = 31
-"""Prefixes from here on are point-to-point links and single addresses, not subnets to share."""
 _NEIGHBOUR_WAIT_S = 1.0
 _GOOD_NEIGHBOUR = {"PERMANENT", "REACHABLE", "STALE", "DELAY", "PROBE", "NOARP"}
 
@@ -58,7 +58,7 @@ def check_peers(on: Examination) -> Iterator[Finding]:
     """Do the peers' names mean one RoCE address each, and is one of them this machine?"""
     peers = on.options.peers
     if not peers:
-        if on.ports:
+        if on.roce:
             evidence = "no ring is given: routes, neighbours and the path MTU were not looked at"
             yield unknown("peers", "", evidence, "--peers with the addresses of the ring's hosts in rank order")
         return
@@ -84,7 +84,7 @@ def check_peers(on: Examination) -> Iterator[Finding]:
     if here:
         yield fine("peers", "", f"{len(peers)} peers, of which this machine is {', '.join(here)}")
     else:
-        own = [str(gid.address) for port in on.ports for gid in on.machine.usable(port)]
+        own = [str(gid.address) for port in on.roce for gid in on.machine.usable(port)]
         yield error(
             "peers",
             "",
@@ -141,9 +141,10 @@ def check_path_mtu(on: Examination) -> Iterator[Finding]:
     for edge in local_edges(on):
         mtu = _active_mtu(machine, edge.port)
         own = machine.number(machine.netdev(edge.netdev) / "mtu")
-        if mtu is None or own is None or own < mtu + ROCE_HEADERS or machine.port_of(edge.target) is not None:
+        headers = ROCE_HEADERS[edge.target.version]
+        if mtu is None or own is None or own < mtu + headers or machine.port_of(edge.target) is not None:
             continue  # check_mtu says that; ends that are both here are its own and --probe's
-        size = mtu + ROCE_HEADERS
+        size = mtu + headers
         answers = [_ping(machine, edge, size)]
         if answers[0].status == 0:
             yield fine("path-mtu", edge.name, f"a ping of {size} bytes comes back in one piece")
@@ -156,7 +157,7 @@ def check_path_mtu(on: Examination) -> Iterator[Finding]:
                 edge.name,
                 f"a ping of {_SMALL_PING} bytes is answered, one of {size} bytes, a full packet of active MTU {mtu}, "
                 f"is not{': ' if limit else ''}{limit.strip()}",
-                "the same MTU on the switch ports and on the peer (4200 for active MTU 4096)",
+                f"the same MTU on the switch ports and on the peer ({_JUMBO} for active MTU 4096)",
             )
         elif answers[1].status == 1:
             yield unknown(
@@ -179,7 +180,7 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
     """Do network device, port and the other end of the link fit together, and the ports with each other?"""
     machine = on.machine
     active: dict[str, int] = {}
-    for port in on.ports:
+    for port in on.roce:
         known = _active_mtu(machine, port)
         own = machine.number(machine.netdev(port.netdev) / "mtu") if port.netdev else None
         if known is None or own is None:
@@ -190,22 +191,24 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
             continue
         mtu = active[port.name] = known
         others, bridges = _other_ends(machine, port.netdev)
-        if on.options.switch_mtu is not None:
-            others["the switch"] = on.options.switch_mtu
-        evidence = ", ".join(
-            [
-                f"active MTU {mtu}",
-                *(f"{name} {value}" for name, value in ({port.netdev: own} | others | bridges).items()),
-            ]
-        )
-        needed = mtu + ROCE_HEADERS
-        too_small = [name for name, value in {port.netdev: own, **others}.items() if value < needed]
-        if too_small:
+        switch = on.options.switch_mtu
+        links = {port.netdev: own} | others
+        told = links | ({"the switch": switch} if switch is not None else {}) | bridges
+        evidence = ", ".join([f"active MTU {mtu}", *(f"{name} {value}" for name, value in told.items())])
+        usable = machine.usable(port)
+        needed = mtu + ROCE_HEADERS[usable[0].address.version if usable else 4]
+        small = [name for name, value in links.items() if value < needed]
+        small_switch = switch is not None and switch < needed
+        if small or small_switch:
+            wide = max(needed, _JUMBO)
+            fixes = [f"ip link set {name} mtu {wide}" for name in small]
+            fixes += [f"an L3 MTU of {wide} on the switch ports"] if small_switch else []
+            where = " and ".join([*small, *(["the switch"] if small_switch else [])])
             yield error(
                 "mtu",
                 port.name,
-                f"{evidence}: packets of up to {needed} bytes do not pass {' and '.join(too_small)}",
-                f"ip link set {too_small[0]} mtu 4200 (or the switch port's), the same on the whole path",
+                f"{evidence}: packets of up to {needed} bytes do not pass {where}",
+                f"{', '.join(fixes)}; the same on the whole path",
             )
         elif narrow := [name for name, value in bridges.items() if value < needed]:
             yield warning(
@@ -220,7 +223,7 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
                 "mtu",
                 port.name,
                 f"{evidence}: 4096 would take fewer, larger packets",
-                f"ip link set {port.netdev} mtu 4200, on the whole path; jumbo frames on the switch",
+                f"ip link set {port.netdev} mtu {_JUMBO}, on the whole path; jumbo frames on the switch",
             )
         else:
             yield fine("mtu", port.name, evidence)
@@ -232,6 +235,9 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
             yield error("mtu-mismatch", "", f"ports of the ring differ in active MTU: {listed}", fix)
         else:
             yield warning("mtu-mismatch", "", f"active MTUs differ: {listed}", fix)
+    elif 0 < len(active) < len(on.roce):
+        evidence = f"known of {len(active)} of {len(on.roce)} ports only: {next(iter(active.values()))}"
+        yield unknown("mtu-mismatch", "", evidence, "see mtu")
     elif len(active) > 1:
         yield fine("mtu-mismatch", "", f"all {len(active)} ports have active MTU {next(iter(active.values()))}")
 
@@ -239,54 +245,88 @@ def check_mtu(on: Examination) -> Iterator[Finding]:
 def check_subnets(on: Examination) -> Iterator[Finding]:
     """Several NICs in one subnet, RoCE or not: does each answer and send for itself only?"""
     machine = on.machine
-    roce = {gid.netdev for port in on.ports for gid in machine.usable(port)}
+    roce = {gid.netdev for port in on.roce for gid in machine.usable(port)}
+    if roce and not machine.addresses:
+        evidence = "without the program ip the prefixes of the addresses here are not known"
+        yield unknown("subnet", "", evidence, "apt-get install iproute2")
+        return
+    shared = {version: _sharing(machine, roce, version) for version in (4, 6)}
+    if roce and not any(shared.values()):
+        yield fine("subnet", "", "each RoCE port has a subnet of its own")
+    if shared[4]:
+        yield _shared_ipv4(machine, shared[4])
+    if shared[6]:
+        yield warning(
+            "subnet",
+            ", ".join(shared[6]),
+            "they share an IPv6 prefix: the kernel has a route to it by each and takes the first, so packets may leave "
+            "by the wrong port",
+            "a prefix per port, or a rule for each source address: ip -6 rule add from ADDRESS lookup TABLE, and in "
+            "TABLE the route by its own port",
+        )
+
+
+def _sharing(machine: Machine, roce: Collection[str], version: int) -> list[str]:
+    """Give the network devices that share a subnet with another one where at least one of the two is RoCE's."""
     homes = [
-        (name, interface)
+        (name, interface.network)
         for name, interfaces in machine.addresses.items()
         for interface in interfaces
-        if interface.version == 4 and not interface.is_loopback and interface.network.prefixlen < _HOST_PREFIX
+        if interface.version == version
+        and not interface.is_loopback
+        and not interface.is_link_local
+        and interface.network.prefixlen < interface.max_prefixlen - 1  # no point-to-point link, no single address
     ]
-    shared = sorted(
+    return sorted(
         {
             name
             for (one, here), (other, there) in combinations(homes, 2)
-            if one != other and {one, other} & roce and here.network.overlaps(there.network)
+            if one != other and {one, other} & set(roce) and here.overlaps(there)
             for name in (one, other)
         }
     )
-    if not shared:
-        if roce:
-            yield fine("subnet", "", "each RoCE port has a subnet of its own")
-        return
-    wrong = []
+
+
+def _shared_ipv4(machine: Machine, shared: Sequence[str]) -> Finding:
+    names, wrong, hidden = ", ".join(shared), [], []
     for name in shared:
         for setting, least in (("arp_ignore", 1), ("arp_announce", 2)):
             value = _effective(machine, name, setting)
-            if value is not None and value < least:
+            if value is None:
+                hidden.append(f"{name} {setting}")
+            elif value < least:
                 wrong.append(f"{name} {setting} {value} (want {least})")
-        if _effective(machine, name, "rp_filter") == 1:
+        strict = _effective(machine, name, "rp_filter")
+        if strict is None:
+            hidden.append(f"{name} rp_filter")
+        elif strict == 1:
             wrong.append(f"{name} rp_filter 1 (want 0 or 2)")
-    names = ", ".join(shared)
     if wrong:
-        yield warning(
+        return warning(
             "subnet",
             names,
             f"they share a subnet: packets may leave or answers come by the wrong port; {', '.join(wrong)}",
-            "a subnet per port, or sysctl net.ipv4.conf.all.arp_ignore=1 arp_announce=2 rp_filter=0, "
-            "also for each device",
+            "a subnet per port, or sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 "
+            "net.ipv4.conf.all.rp_filter=0, also for each device",
         )
-    else:
-        yield fine("subnet", names, "they share a subnet; arp_ignore, arp_announce and rp_filter are set for that")
+    if hidden:
+        evidence = f"they share a subnet, and what that needs cannot be read: {', '.join(hidden)}"
+        return unknown("subnet", names, evidence, "sysctl net.ipv4.conf, as root; or a subnet per port")
+    return fine("subnet", names, "they share a subnet; arp_ignore, arp_announce and rp_filter are set for that")
 
 
 def _neighbour(machine: Machine, edge: Edge, hop: Address) -> Finding:
     netdev = edge.netdev
 
-    def state() -> str:
-        entries = machine.json("ip", "-j", "neigh", "show", str(hop), "dev", netdev) or []
+    def state() -> str | None:
+        entries = machine.json("ip", "-j", "neigh", "show", str(hop), "dev", netdev)
+        if entries is None:
+            return None
         return ",".join(entries[0].get("state", [])) if entries else "none"
 
     found = state()
+    if found is None:
+        return unknown("neighbour", edge.name, f"ip does not list {netdev}'s neighbours", "apt-get install iproute2")
     if found not in _GOOD_NEIGHBOUR:
         machine.poke(edge.source, hop)
         for _ in range(5):
@@ -351,7 +391,7 @@ def _effective(machine: Machine, netdev: str, setting: str) -> int | None:
 def _resolve(peer: str) -> list[Address]:
     try:
         answers = socket.getaddrinfo(peer, None, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for a name that can be none
         return []
     texts = dict.fromkeys(str(answer[4][0]).partition("%")[0] for answer in answers)
     return [ipaddress.ip_address(text) for text in texts]

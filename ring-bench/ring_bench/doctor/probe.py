@@ -30,7 +30,7 @@ def check_exchange(on: Examination) -> Iterator[Finding]:
     within = [edge for edge in edges if machine.port_of(edge.target) is not None]
     pairs = {f"{edge.source}={edge.target}": edge.name for edge in within}
     if not edges:  # no ring given: each port with itself, which shows device and tagging
-        for port in on.ports:
+        for port in on.roce:
             if usable := machine.usable(port):
                 address = usable[0].address
                 pairs[f"{address}={address}"] = f"{port.name} with itself"

@@ -15,7 +15,7 @@ from pathlib import Path
 from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
 from ring_bench.doctor.machine import Machine, Port
 from ring_bench.doctor.options import Examination
-from ring_bench.doctor.tagging import pci_address
+from ring_bench.doctor.tagging import firmware_port, pci_address
 
 __all__ = ["PRIORITIES", "check_classes", "check_ecn", "data_priority", "enabled_priorities"]
 
@@ -97,9 +97,9 @@ def data_priority(machine: Machine, port: Port, dscp: int) -> int:
 
 
 def enabled_priorities(machine: Machine, folder: Path) -> list[int] | None:
-    """Give the priorities with a 1 in ``folder/enable/``; None where there is no such tree."""
+    """Give the priorities with a 1 in ``folder/enable/``; None where there is no such tree, or not all can be read."""
     values = {priority: machine.number(folder / "enable" / str(priority)) for priority in PRIORITIES}
-    if all(value is None for value in values.values()):
+    if None in values.values():
         return None
     return [priority for priority, value in values.items() if value]
 
@@ -151,16 +151,11 @@ def _cnp_class(machine: Machine, port: Port, ecn: Path, priority: int) -> Iterat
     debug = machine.sys / "kernel" / "debug" / "mlx5" / (pci_address(machine, port) or "none") / "cc_params"
     cnp = _first(machine, ecn / "roce_np" / "cnp_802p_prio", debug / "np_cnp_prio")
     dscp = _first(machine, ecn / "roce_np" / "cnp_dscp", debug / "np_cnp_dscp")
-    if cnp is None and dscp is None:
-        yield unknown(
-            "cnp-class",
-            port.name,
-            f"not told here; usual are priority {_DEFAULT_CNP_PRIORITY} and DSCP {_DEFAULT_CNP_DSCP}",
-            "see that the switch gives CNPs a class of their own, without PFC",
-        )
-        return
     by_dscp = None if dscp is None else data_priority(machine, port, dscp)
-    evidence = f"CNPs have priority {cnp}, DSCP {dscp} (priority {by_dscp}); data has priority {priority}"
+    told = [] if cnp is None else [f"priority {cnp}"]
+    told += [] if dscp is None else [f"DSCP {dscp} (priority {by_dscp})"]
+    lossless = _lossless(machine, port)
+    evidence = f"CNPs have {', '.join(told) or 'a class that is not told here'}; data has priority {priority}"
     if priority in (cnp, by_dscp):
         yield error(
             "cnp-class",
@@ -169,7 +164,7 @@ def _cnp_class(machine: Machine, port: Port, ecn: Path, priority: int) -> Iterat
             f"echo {_DEFAULT_CNP_PRIORITY} > {ecn}/roce_np/cnp_802p_prio; "
             f"echo {_DEFAULT_CNP_DSCP} > {ecn}/roce_np/cnp_dscp",
         )
-    elif paused := {cnp, by_dscp} & set(_lossless(machine, port) or []):
+    elif paused := {cnp, by_dscp} & set(lossless or []):
         yield warning(
             "cnp-class",
             port.name,
@@ -177,6 +172,16 @@ def _cnp_class(machine: Machine, port: Port, ecn: Path, priority: int) -> Iterat
             "so a pause can hold CNPs back",
             f"PFC on priority {priority} alone (see pfc), on the switch too",
         )
+    elif cnp is None or dscp is None:
+        yield unknown(
+            "cnp-class",
+            port.name,
+            f"{evidence}; usual are priority {_DEFAULT_CNP_PRIORITY} and DSCP {_DEFAULT_CNP_DSCP}",
+            "see that the switch gives CNPs a class of their own, without PFC",
+        )
+    elif lossless is None:
+        evidence += "; whether PFC can pause them is not known"
+        yield unknown("cnp-class", port.name, evidence, f"see pfc; dcb pfc show dev {port.netdev}")
     else:
         yield fine("cnp-class", port.name, evidence)
 
@@ -208,9 +213,7 @@ def _next_boot(machine: Machine, port: Port) -> tuple[str, list[int] | None]:
     address = pci_address(machine, port)
     if address is None or (machine.infiniband / port.device / "device" / "physfn").exists():  # no NIC, a VF
         return "", None
-    # The second port of a card is port 1 of the second PCI function.
-    number = port.number if port.number > 1 else int(address[-1]) + 1
-    name = f"ROCE_CC_PRIO_MASK_P{number}"
+    name = f"ROCE_CC_PRIO_MASK_P{firmware_port(machine, port)}"
     for program in ("mlxconfig", "mstconfig"):
         match = re.search(rf"{name}\s+(0x[0-9a-fA-F]+|\d+)", machine.run(program, "-d", address, "q", name).text)
         if match is not None:

@@ -6,23 +6,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ring_bench.doctor.findings import Finding, error, fine, warning
+from ring_bench.doctor.findings import Finding, error, fine, unknown, warning
 from ring_bench.doctor.machine import Machine, Port
 from ring_bench.doctor.options import Examination
 from ring_bench.verbs.pyverbs_library import is_mlx5
 
-__all__ = ["check_lag", "check_sport", "check_traffic_class", "pci_address"]
+__all__ = ["check_lag", "check_sport", "check_traffic_class", "firmware_port", "pci_address"]
 
 
 def check_sport(on: Examination) -> Iterator[Finding]:
     """How can the source port be set on this device? `--probe` tries it."""
-    for port in on.ports:
+    for port in on.roce:
         if is_mlx5(port.driver) and on.machine.library.get("mlx5") is False and not on.machine.library.get("error"):
             yield warning(
                 "sport",
                 port.name,
                 "mlx5: flow label at RTR; this pyverbs has no mlx5 part, so the port cannot be changed in RTS",
                 "python3-pyverbs and ibverbs-providers of one distribution; or --tagging per-step or static",
+            )
+        elif is_mlx5(port.driver) and on.machine.library.get("error"):
+            yield unknown(
+                "sport",
+                port.name,
+                "mlx5: flow label at RTR; whether this pyverbs has the mlx5 part, for changes in RTS, is not known",
+                "mend pyverbs first",
             )
         elif is_mlx5(port.driver):
             yield fine(
@@ -49,6 +56,14 @@ def check_lag(on: Examination) -> Iterator[Finding]:
         bond = _bond(machine, port)
         if bond is None and machine.read(lag / "state") == "active":
             bond = "a group that the firmware made"
+        if bond is None and is_mlx5(port.driver) and machine.read(lag / "state") is None:
+            yield unknown(
+                "lag",
+                port.name,
+                f"no bond of the kernel's; whether the firmware made a group is not known: {lag}/state cannot be read",
+                "run as root with debugfs (mount -t debugfs none /sys/kernel/debug)",
+            )
+            continue
         if bond is None:
             yield fine("lag", port.name, "not bonded")
             continue
@@ -74,11 +89,13 @@ def check_traffic_class(on: Examination) -> Iterator[Finding]:
             f"traffic class {wanted} is not ECN-capable: no switch can mark its packets",
             f"use {wanted & ~3 | 2}: the same DSCP {wanted >> 2}, with ECT(0)",
         )
-    for port in on.ports:
+    for port in on.roce:
         path = machine.infiniband / port.device / "tc" / str(port.number) / "traffic_class"
         text = machine.read(path)
         forced = re.search(r"Global tclass=(\d+)", text or "") or re.search(r"^(\d+)$", text or "")
-        if forced is None:
+        if text is None and path.exists():
+            yield unknown("traffic-class", port.name, f"{path} cannot be read", f"as root: cat {path}")
+        elif forced is None:
             detail = "says nothing" if text is not None else "does not exist"
             yield fine("traffic-class", port.name, f"nothing overrules the program ({path} {detail})")
         elif int(forced[1]) == wanted:
@@ -97,6 +114,12 @@ def pci_address(machine: Machine, port: Port) -> str | None:
     path = machine.infiniband / port.device / "device"
     name = path.resolve().name if path.exists() else ""
     return name if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", name) else None
+
+
+def firmware_port(machine: Machine, port: Port) -> int:
+    """Give the number by which a card's firmware knows a port: the second is port 1 of the second PCI function."""
+    address = pci_address(machine, port)
+    return port.number if port.number > 1 or address is None else int(address[-1]) + 1
 
 
 def _bond(machine: Machine, port: Port) -> str | None:

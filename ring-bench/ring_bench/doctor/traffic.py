@@ -30,11 +30,11 @@ _CONGESTION = (
 def check_counters(on: Examination) -> Iterator[Finding]:
     """Do error counters move while we watch, and which must never have moved at all?"""
     machine, interval = on.machine, on.options.interval_s
-    before = {port.name: _all_values(machine, port)[0] for port in on.ports}
-    if interval > 0 and on.ports:
-        interval = max([interval, *(_cached_s(machine, port) for port in on.ports)])
+    before = {port.name: _all_values(machine, port)[0] for port in on.roce}
+    if interval > 0 and on.roce:
+        interval = max([interval, *(_cached_s(machine, port) for port in on.roce)])
         machine.pause(interval)
-    for port in on.ports:
+    for port in on.roce:
         old = before[port.name]
         new, unreadable = _all_values(machine, port)
         deltas = {name: value - old[name] for name, value in new.items() if name in old and not is_gauge(name)}

@@ -25,7 +25,7 @@ from symphony_common.rest import is_loopback
 
 __all__ = ["Finding", "examine"]
 
-Level = Literal["ok", "warning", "failure"]
+Level = Literal["ok", "unknown", "warning", "failure"]
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,18 @@ async def _switch_findings(address: str, p4_name: str) -> list[Finding]:
 
 async def _ports(client: Client, schema: Schema) -> Finding:
     if "$PORT" not in schema:
-        return Finding("switch.ports", "warning", "the switch shows no table $PORT", "look at its ports by hand")
+        return Finding("switch.ports", "unknown", "the switch shows no table $PORT", "look at its ports by hand")
     entries = await client.read_entries(schema.table("$PORT"), from_hw=True)
     ports = {entry.key["$DEV_PORT"]: entry.data for entry in entries if entry.key}
     kinds = Counter(_port_kind(data) for data in ports.values())
     evidence = f"{len(ports)} ports: {', '.join(f'{count} x {kind}' for kind, count in kinds.items()) or 'none'}"
-    down = [number for number, data in ports.items() if data.get("$PORT_ENABLE") and not data.get("$PORT_UP")]
+    down = [number for number, data in ports.items() if data.get("$PORT_ENABLE") and data.get("$PORT_UP") is False]
     if down:
         names = ", ".join(f"{number} ({_port_kind(ports[number])})" for number in down)
         fix = "look at cable and transceiver; compare speed, FEC and autonegotiation with the host's ethtool output"
         return Finding("switch.ports", "warning", f"{evidence}. Enabled but down: {names}", fix)
+    if any(data.get("$PORT_ENABLE") is None or data.get("$PORT_UP") is None for data in ports.values()):
+        return Finding("switch.ports", "unknown", f"{evidence}: not all tell their state", "look at its ports by hand")
     return Finding("switch.ports", "ok", evidence)
 
 
@@ -152,7 +154,8 @@ def _port_kind(data: Mapping[str, Value]) -> str:
     """Speed, FEC and state of a port in short: ``100G FEC rs up``."""
     speed = str(data.get("$SPEED", "?")).removeprefix("BF_SPEED_")
     fec = str(data.get("$FEC", "?")).removeprefix("BF_FEC_TYP_").lower()
-    state = "disabled" if not data.get("$PORT_ENABLE") else "up" if data.get("$PORT_UP") else "down"
+    enabled, up = data.get("$PORT_ENABLE"), data.get("$PORT_UP")
+    state = "disabled" if enabled is False else "of unknown state" if None in (enabled, up) else "up" if up else "down"
     return f"{speed} FEC {fec} {state}"
 
 
@@ -162,10 +165,14 @@ def _exposure(address: str) -> Iterator[Finding]:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing: only asks which address we would use
-            own = probe.getsockname()[0]
+            own: str | None = probe.getsockname()[0]
     except OSError:
-        own = host
-    outside = own if is_loopback(host) and not is_loopback(own) else host
+        own = None
+    if own is None and is_loopback(host):
+        fix = f"see that nothing but loopback listens on port {port}: ss -ltn"
+        yield Finding("switch.exposure", "unknown", "this machine has no way out, so no address to try", fix)
+        return
+    outside = own if own is not None and is_loopback(host) and not is_loopback(own) else host
     if is_loopback(outside):
         yield Finding("switch.exposure", "ok", "BF-Runtime is asked on the loopback interface")
         return
@@ -173,7 +180,7 @@ def _exposure(address: str) -> Iterator[Finding]:
         with socket.create_connection((outside, port), timeout=0.5):
             pass
     except OSError:
-        yield Finding("switch.exposure", "ok", f"BF-Runtime does not answer on {outside}")
+        yield Finding("switch.exposure", "ok", f"BF-Runtime does not answer on {outside}, the address of the way out")
         return
     fix = "let bf_switchd listen locally only, or firewall the port: anybody can reprogram the switch"
     yield Finding("switch.exposure", "warning", f"BF-Runtime answers on {outside}:{port} without a password", fix)

@@ -89,6 +89,7 @@ class FakeHost:
             pci = self.root / "sys/devices" / f"0000:0{number + 3}:00.0"
             self.write(f"sys/devices/{pci.name}/numa_node", 0)
             self.write(f"sys/devices/{pci.name}/local_cpulist", "0-7")
+            self.write(f"sys/kernel/debug/mlx5/{pci.name}/lag/state", "disabled")
             (self.root / "sys/drivers" / driver).mkdir(parents=True, exist_ok=True)
             (pci / "driver").symlink_to(self.root / "sys/drivers" / driver)
             self.link(f"{base}/device", pci)
@@ -211,6 +212,7 @@ def bare(tmp_path: Path) -> FakeHost:
     host.write("proc/self/cgroup", "0::/system.slice/host-agent.service")
     host.write("proc/self/uid_map", "         0          0 4294967295")
     host.write("proc/sys/net/core/netdev_max_backlog", 1000)
+    host.write("proc/self/net/tcp", "  sl  local_address rem_address   st")
     library = tmp_path / "libibverbs.so.1"
     library.write_bytes(b"\0IBVERBS_1.1\0IBVERBS_PRIVATE_34\0")
     host.answer("ldconfig -p", f"\tlibibverbs.so.1 (libc6,x86-64) => {library}\n")

@@ -140,6 +140,39 @@ def test_a_port_that_cannot_carry_roce_is_found(
     assert fix in finding.fix
 
 
+def test_a_port_of_infiniband_is_one_finding_and_what_follows_from_it_is_not_said_again(host: FakeHost) -> None:
+    """Its entries need no other namespace, its MTU no switch: it needs to be Ethernet."""
+    host.write(f"{PORT}/link_layer", "InfiniBand")
+    for index in range(4):
+        host.gid("mlx5_0", index, EMPTY, None, None)
+    about = {(found.id, found.severity) for found in host.report().findings if found.subject.startswith("mlx5_0 port")}
+    assert about == {("port", Severity.ERROR)}
+
+
+def test_the_fix_for_infiniband_names_the_port_and_the_card(host: FakeHost) -> None:
+    base = "sys/class/infiniband/mlx5_0/ports"
+    (host.root / base / "1").rename(host.root / base / "2")
+    host.write(f"{base}/2/link_layer", "InfiniBand")
+    assert "mlxconfig -d 0000:03:00.0 set LINK_TYPE_P2=2" in host.one("port", Severity.ERROR).fix
+
+
+def test_a_port_of_unknown_link_layer_is_not_called_active_ethernet(host: FakeHost) -> None:
+    host.remove(f"{PORT}/link_layer")
+    assert "link layer is not known" in host.one("port", Severity.UNKNOWN, devices=("mlx5_0",)).evidence
+
+
+def test_a_device_without_ports_is_not_usable_and_alone_an_error(bare: FakeHost, host: FakeHost) -> None:
+    """Not "none of" a list that has it."""
+    (host.root / "sys/class/infiniband/usnic_0").mkdir()
+    for devices, severity in (((), Severity.WARNING), (("usnic_0",), Severity.ERROR)):
+        finding = host.one("devices", severity, devices=devices)
+        assert (finding.subject, finding.evidence.partition(" (")[0]) == ("usnic_0", "has no RDMA ports")
+    for name in ("mlx5_0", "mlx5_1"):
+        host.remove(f"sys/class/infiniband/{name}")
+    assert host.one("devices", Severity.ERROR).subject == "usnic_0"
+    assert host.report().exit_status() == 1
+
+
 def test_a_network_device_that_is_switched_off_is_the_reason_of_a_down_port(host: FakeHost) -> None:
     host.write(f"{PORT}/state", "1: DOWN")
     host.write("sys/class/net/eth0/flags", "0x1002")
@@ -171,7 +204,8 @@ def test_a_gid_whose_address_is_gone_is_stale(host: FakeHost) -> None:
 
 def test_without_the_program_ip_a_table_does_not_pass_for_fresh(host: FakeHost) -> None:
     host.addresses.clear()
-    assert "not known whether an address is stale" in host.one("gid", Severity.OK, devices=("mlx5_0",)).evidence
+    finding = host.one("gid", Severity.UNKNOWN, devices=("mlx5_0",))
+    assert "not known whether an address is stale" in finding.evidence
 
 
 def test_a_table_of_roce_v1_alone_is_answered_with_how_to_get_v2(host: FakeHost) -> None:

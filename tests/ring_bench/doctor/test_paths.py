@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
+
 import pytest
 
 from ring_bench.doctor import Severity
@@ -18,8 +21,6 @@ def mtu_of(host: FakeHost, device: str, mtu: int) -> None:
 
 
 def _devices(host: FakeHost) -> dict[str, object]:
-    import json
-
     return dict(json.loads(host.commands[LIBRARY].text)["devices"])
 
 
@@ -100,6 +101,24 @@ def test_a_switch_with_a_smaller_mtu_is_an_error(host: FakeHost) -> None:
     findings = host.found("mtu", Severity.ERROR, switch_mtu=1500)
     assert len(findings) == 2
     assert "do not pass the switch" in findings[0].evidence
+    assert findings[0].fix == "an L3 MTU of 4200 on the switch ports; the same on the whole path"
+
+
+def test_packets_of_ipv6_are_larger(host: FakeHost) -> None:
+    for index in (2, 3):
+        host.gid("mlx5_0", index, "fd00:0000:0000:0000:0000:0000:0000:0001", "RoCE v2", "eth0")
+    host.addresses["eth0"] = ["fd00::1/64"]
+    assert "up to 4180 bytes" in host.one("mtu", Severity.ERROR, devices=("mlx5_0",), switch_mtu=4170).evidence
+    host.one("mtu", Severity.OK, devices=("mlx5_1",), switch_mtu=4170)
+
+
+def test_each_link_that_is_too_small_gets_a_command_that_can_be_typed(soft: FakeHost) -> None:
+    soft.write("sys/class/net/eth0/mtu", 1500)
+    soft.write("sys/class/net/eth0/iflink", 50)
+    soft.netdev("p0", index=50, mtu=1500)
+    fix = soft.one("mtu", Severity.ERROR, switch_mtu=1500).fix
+    assert fix.split(", ")[:2] == ["ip link set eth0 mtu 4200", "ip link set p0 mtu 4200"]
+    assert "an L3 MTU of 4200 on the switch ports" in fix
 
 
 def test_the_other_end_of_a_virtual_link_counts_too(soft: FakeHost) -> None:
@@ -138,8 +157,11 @@ def test_ports_of_different_mtu_are_an_error_only_in_one_ring(
 
 
 def test_without_pyverbs_the_active_mtu_is_unknown_not_wrong(host: FakeHost) -> None:
+    devices = _devices(host)
     host.library(devices={})
     assert len(host.found("mtu", Severity.UNKNOWN)) == 2
+    host.library(devices={"mlx5_0": devices["mlx5_0"]})
+    assert "known of 1 of 2 ports only" in host.one("mtu-mismatch", Severity.UNKNOWN).evidence
 
 
 def test_two_ports_in_one_subnet_need_their_sysctls(host: FakeHost) -> None:
@@ -157,6 +179,40 @@ def test_with_the_sysctls_set_for_all_they_are_fine(host: FakeHost) -> None:
     for setting, value in (("arp_ignore", 1), ("arp_announce", 2), ("rp_filter", 2)):
         host.write(f"proc/sys/net/ipv4/conf/all/{setting}", value)
     assert "are set for that" in host.one("subnet", Severity.OK).evidence
+
+
+def test_settings_that_cannot_be_read_are_not_called_set(host: FakeHost) -> None:
+    host.addresses["eth1"] = ["10.0.0.5/24"]
+    assert "eth0 arp_ignore" in host.one("subnet", Severity.UNKNOWN).evidence
+
+
+def ipv6(host: FakeHost, netdev: str, address: str) -> None:
+    """Give a port an IPv6 address and its entry."""
+    host.addresses[netdev] = [address, "fe80::1/64"]
+    plain = ipaddress.ip_interface(address).ip.exploded
+    host.gid("mlx5_0" if netdev == "eth0" else "mlx5_1", 3, plain, "RoCE v2", netdev)
+
+
+def test_two_ports_in_one_ipv6_prefix_are_found_too(host: FakeHost) -> None:
+    ipv6(host, "eth0", "fd00::1:1/120")
+    ipv6(host, "eth1", "fd00::1:2/120")
+    finding = host.one("subnet", Severity.WARNING)
+    assert finding.subject == "eth0, eth1"
+    assert "ip -6 rule add from" in finding.fix
+    ipv6(host, "eth1", "fd00::2:2/120")  # their link-local prefix is each link's own
+    assert "a subnet of its own" in host.one("subnet", Severity.OK).evidence
+
+
+@pytest.mark.parametrize("address", ["fd00::1/127", "fd00::1/128"])
+def test_a_point_to_point_link_of_ipv6_shares_nothing(host: FakeHost, address: str) -> None:
+    ipv6(host, "eth0", address)
+    host.addresses["eth1"].append("fd00::/127" if address.endswith("127") else "fd00::1/128")
+    assert "a subnet of its own" in host.one("subnet", Severity.OK).evidence
+
+
+def test_without_the_program_ip_no_port_is_said_to_have_a_subnet_of_its_own(host: FakeHost) -> None:
+    host.addresses.clear()
+    assert "not known" in host.one("subnet", Severity.UNKNOWN).evidence
 
 
 def test_a_nic_without_rdma_in_the_subnet_of_a_roce_port_counts_too(host: FakeHost) -> None:

@@ -256,6 +256,41 @@ def test_a_port_of_unknown_speed_without_fec_is_not_judged(host: FakeHost) -> No
     assert "a speed that is not known" in host.one("fec", Severity.UNKNOWN, **ONE).evidence
 
 
+def test_a_group_that_the_firmware_may_have_made_is_unknown_where_debugfs_is_closed(host: FakeHost) -> None:
+    host.remove("sys/kernel/debug")
+    assert "lag/state cannot be read" in host.one("lag", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_a_traffic_class_that_cannot_be_read_is_not_taken_for_none(host: FakeHost) -> None:
+    (host.root / "sys/class/infiniband/mlx5_0/tc/1/traffic_class").mkdir(parents=True)
+    assert "cannot be read" in host.one("traffic-class", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_a_cnp_class_of_which_half_is_told_is_unknown(host: FakeHost) -> None:
+    host.remove("sys/class/net/eth0/ecn/roce_np/cnp_dscp")
+    assert host.one("cnp-class", Severity.UNKNOWN, **ONE).evidence.startswith("CNPs have priority 6; data has")
+
+
+def test_cnps_are_not_said_to_be_free_of_pauses_where_pfc_is_not_known(host: FakeHost) -> None:
+    host.answer("dcb -j pfc show dev eth0", "", status=1)
+    assert "whether PFC can pause them is not known" in host.one("cnp-class", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_a_priority_whose_switch_cannot_be_read_is_not_taken_for_off(host: FakeHost) -> None:
+    host.write("sys/class/net/eth0/ecn/roce_rp/enable/3", "?")
+    assert "running: unknown" in host.one("ecn-rp", Severity.UNKNOWN, **ONE).evidence
+
+
+def test_what_listens_is_unknown_where_the_kernel_does_not_tell(host: FakeHost) -> None:
+    host.remove("proc/self/net/tcp")
+    assert "not known" in host.one("bfrt-exposed", Severity.UNKNOWN).evidence
+
+
+def test_a_chrony_whose_words_are_no_figures_breaks_nothing(host: FakeHost) -> None:
+    host.answer("chronyc -c tracking", "A29FC87B,ntp1,3,1.0,?,0,0,0,0,0,0.001,?,64.0,Normal\n")
+    host.one("clock", Severity.OK)  # systemd's word counts then
+
+
 def test_receivers_that_are_not_ready_are_found(host: FakeHost) -> None:
     host.while_waiting = lambda: host.write(f"{HW}/rnr_nak_retry_err", 47)
     assert "min_rnr_timer" in host.one("counters", Severity.WARNING, **ONE).fix

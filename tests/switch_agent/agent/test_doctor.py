@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -87,3 +88,30 @@ def test_what_an_agent_says_becomes_findings(changes: dict[str, Any], drift: int
     found = list(doctor._agent_findings(Agent(drift), view(**changes)))  # type: ignore[arg-type]
     assert {finding.id: finding.level for finding in found if finding.level != "ok"} == wanted
     assert all(finding.fix for finding in found if finding.level != "ok")
+
+
+def test_a_bfrt_server_on_a_machine_without_a_way_out_is_not_called_unexposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be other networks; which address to try is not known."""
+
+    class NoWayOut(socket.socket):
+        def connect(self, _: object) -> None:
+            raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(doctor.socket, "socket", NoWayOut)
+    (finding,) = doctor._exposure("127.0.0.1:50052")
+    assert (finding.level, finding.id) == ("unknown", "switch.exposure")
+    assert "ss -ltn" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("data", "state"),
+    [
+        ({"$PORT_ENABLE": True, "$PORT_UP": True}, "up"),
+        ({"$PORT_ENABLE": True, "$PORT_UP": False}, "down"),
+        ({"$PORT_ENABLE": False, "$PORT_UP": False}, "disabled"),
+        ({"$PORT_ENABLE": True}, "of unknown state"),
+        ({}, "of unknown state"),
+    ],
+)
+def test_a_port_that_does_not_tell_its_state_is_neither_down_nor_disabled(data: dict[str, Any], state: str) -> None:
+    assert doctor._port_kind(data) == f"? FEC ? {state}"
