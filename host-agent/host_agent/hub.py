@@ -34,6 +34,7 @@ from host_agent.errors import (
     SwitchUnreachableError,
     UnauthorizedError,
 )
+from host_agent.fabric_events import FabricLog
 from host_agent.jobs import Job, JobList, Toggle
 from host_agent.launcher import BenchProcess, bench_command, end_leftover, find_program, tail
 from host_agent.limits import check_bench
@@ -96,6 +97,7 @@ class Hub:
         self._watchers: dict[int, asyncio.Task[None]] = {}
         self._pollers: list[asyncio.Task[None]] = []
         self._twin = httpx.AsyncClient(base_url=testbed.twin.http, timeout=1.0) if testbed.twin else None
+        self._fabric_log = FabricLog(self._twin) if self._twin else None
 
     # -- life
 
@@ -105,6 +107,7 @@ class Hub:
             await self._resume(job)
         self._pollers = [asyncio.create_task(self._poll(client)) for client in self._switches.values()]
         self._pollers.append(asyncio.create_task(self._learn_preset()))
+        self._pollers.append(asyncio.create_task(self._watch_fabric()))
 
     def begin_shutdown(self) -> None:
         """From now on streams end and running benchmarks are told to stop. Safe to call twice."""
@@ -366,6 +369,7 @@ class Hub:
             )
             environment = {k: v for k, v in self._environment.items() if k not in SECRETS}
             environment["SYMPHONY_EVENTS_TOKEN"] = job.events_token
+            await self._read_fabric()  # what happened before it does not concern it
             job.state, job.started_unix_s = "running", time.time()
             job.process = await BenchProcess.start(command, job.folder, environment)
         except (OSError, StorageError) as error:
@@ -405,6 +409,7 @@ class Hub:
         async with job.lock:
             if job.ended:
                 return
+            await self._read_fabric()
             job.state, job.ended_unix_s = state, time.time()
             job.recorder.finish()
             job.touch()
@@ -471,6 +476,19 @@ class Hub:
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
                 answer = await self._twin.get("/api/v1/topology")
                 self.preset = str(answer.raise_for_status().json()["preset"])
+
+    async def _watch_fabric(self) -> None:
+        while self._fabric_log is not None:
+            await asyncio.sleep(self._poll_s)
+            if any(job.on_twin for job in self.jobs):
+                await self._read_fabric()
+
+    async def _read_fabric(self) -> None:
+        """Ask the twin what happened to its fabric, and tell the jobs that run on it."""
+        if self._fabric_log is not None and (fresh := await self._fabric_log.new()) is not None:
+            for job in self.jobs:
+                if job.on_twin:
+                    job.note_fabric(fresh)
 
     async def _now_ns(self, job: Job) -> int | None:
         """Now on the job's clock: the twin tells its own; otherwise CLOCK_MONOTONIC of this machine."""

@@ -7,12 +7,13 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from host_agent.errors import CapacityError, ConflictError, UnknownJobError
+from host_agent.fabric_events import MOST, FabricEvent
 from host_agent.launcher import BenchProcess
 from host_agent.models import JobRequest, JobState
 from host_agent.placement import Flow
@@ -79,6 +80,8 @@ class Job:
     switch_errors: dict[str, str] = field(default_factory=dict)
     """Switches that did not do or answer the last thing asked of them, and why."""
     toggles: deque[Toggle] = field(default_factory=lambda: deque(maxlen=256))
+    fabric_events: deque[FabricEvent] | None = None
+    """What happened to the twin's fabric while it ran; None: nobody has told."""
     events_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     process: BenchProcess | None = None
     preset: str | None = None
@@ -129,11 +132,29 @@ class Job:
         """The variant that the settings start from."""
         return str(self.symphony.get("variant", "paper"))
 
+    @property
+    def on_twin(self) -> bool:
+        """Its ranks run on the twin now."""
+        return self.state == "running" and (self.request.provider == "twin" or self.recorder.clock.kind == "twin")
+
     def pending(self, switch: str) -> str | None:
         """What a switch still has to be brought to: "removal" of the ended job, or its "settings"."""
         if self.ended:
             return "removal" if switch in self.held_by else None
         return "settings" if switch in self.behind else None
+
+    def note_fabric(self, events: Iterable[FabricEvent]) -> None:
+        """The twin has told what happened to its fabric."""
+        if self.fabric_events is None:
+            self.fabric_events = deque(maxlen=MOST)
+        before = len(self.fabric_events)
+        self.fabric_events.extend(events)
+        if len(self.fabric_events) != before:
+            self.touch()
+
+    def fabric_view(self) -> list[dict[str, Any]] | None:
+        """What happened to the fabric, as REST shows it; null: not known."""
+        return None if self.fabric_events is None else [event.view() for event in self.fabric_events]
 
     def touch(self) -> None:
         """Something visible has changed."""
@@ -225,6 +246,7 @@ class Job:
             "switches": self.switch_views(),
             "on_switches": bool(self.held_by),
             "toggles": [toggle.view() for toggle in self.toggles],
+            "fabric_events": self.fabric_view(),
             "clock": recorder.clock.view(),
             "overlap": {"max": largest, "mean": mean},
             "cct": self.cct_figures(),

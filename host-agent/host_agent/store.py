@@ -111,6 +111,7 @@ class Store:
             "flows": job.flows,
             "symphony": job.symphony,
             "preset": job.preset,
+            "fabric_events": job.fabric_view(),
             "held_by": sorted(job.held_by),
             "behind": sorted(job.behind),
         }

@@ -108,6 +108,7 @@ def overlap_view(job: Job, since: int | None = None) -> dict[str, Any]:
         "max": largest,
         "mean": mean,
         "toggles": [toggle.view() for toggle in job.toggles],
+        "fabric_events": job.fabric_view(),
         "agreement": job.switch_log.agreement.view() | {"incomplete_ticks": job.switch_log.incomplete_ticks},
         "events": {"received": job.events_received, "dropped": job.events_dropped},
     }

@@ -228,6 +228,36 @@ def test_every_run_sees_the_same_events_and_none_of_the_last_run(two_racks: Make
     assert seen[0][2] == [(0, "on-off 4G h1 to h5"), (1_000_000, "h0->tor0 2G"), (1_500_000, "tor0<->spine0 down")]
 
 
+def test_what_somebody_did_to_the_fabric_outlives_a_run_until_somebody_ends_it(one_switch: Make) -> None:
+    """Without `for_ms` it begins again with each run; with a time for the next run it happens once."""
+    net = one_switch()
+    timeline = Timeline(net.fabric)
+    flow = {"kind": "background-constant", "source": "h1", "target": "h2", "gbps": 2}
+    slower = {"kind": "link-rate", "link": "h0->tor0", "gbps": 1}
+    once = {"kind": "link-rate", "link": "h3->tor0", "gbps": 1, "for_ms": 50}
+    numbers = [timeline.add(event) for event in events(flow, slower, once)]
+    later = timeline.add(events({"kind": "link-loss", "link": "h0->tor0", "at_ms": 3, "drop": 0.5})[0], next_run=True)
+    assert timeline.view()["coming"] == [{"id": later, "t_ns": None}]
+    starts = []
+    for _ in range(2):
+        timeline.undo()
+        assert [net.fabric.topology.port(f"h{i}->tor0").gbps for i in (0, 3)] == [10, 10]
+        net.fabric.quiesce(5)
+        first = len(timeline.log)
+        timeline.begin()
+        start = net.fabric.now_ps
+        play(net, timeline, start + 4 * MS)
+        starts.append([(o.event, o.t_ns - start // 1000) for o in list(timeline.log)[first:]])
+        assert net.fabric.topology.port("h0->tor0").gbps == 1
+    assert starts == [[(numbers[0], 0), (numbers[1], 0), (later, 3_000_000)], [(numbers[0], 0), (numbers[1], 0)]]
+    for number in numbers[:2]:
+        timeline.end(number)
+    timeline.undo()
+    net.fabric.quiesce(5)
+    timeline.begin()
+    assert timeline.view()["active"] == timeline.view()["coming"] == []
+
+
 def test_an_absolute_time_is_a_reading_of_the_clock(one_switch: Make) -> None:
     """`clock_ns`, whenever the run began; a moment that has passed is now."""
     net = one_switch()
@@ -243,6 +273,13 @@ def test_an_absolute_time_is_a_reading_of_the_clock(one_switch: Make) -> None:
     assert [entry["t_ns"] for entry in timeline.view()["coming"]] == [4_000_000, 6_000_000, 7_000_000]
     play(net, timeline, 10 * MS)
     assert [o.t_ns for o in timeline.log] == [5_000_000, 6_000_000, 7_000_000]
+    later = {"kind": "link-rate", "link": "h3->tor0", "gbps": 1, "clock_ns": 2**30 + 1}
+    timeline.add(events(later)[0])
+    timeline.undo()
+    net.fabric.quiesce(1)
+    timeline.begin()
+    play(net, timeline, net.fabric.now_ps + 2 * MS)
+    assert [o.t_ns for o in timeline.log][3:] == [2**30 + 1, 2**30 + 1_000_000]  # each moment of the clock comes once
 
 
 def test_an_event_comes_last_of_all_that_happens_at_its_time(one_switch: Make) -> None:

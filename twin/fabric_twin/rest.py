@@ -169,7 +169,7 @@ def make_app(twin: Twin) -> FastAPI:
     @app.post("/api/v1/events", status_code=201)
     async def post_event(event: Event) -> dict[str, Any]:
         """Let something happen: now, `at_ms` into the run, or at a reading of the clock."""
-        number = service.timeline.add(event)
+        number = service.timeline.add(event, next_run=not service.attached)
         service.wake()
         return {"id": number, "now_ns": fabric.now_ns}
 

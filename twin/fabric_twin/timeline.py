@@ -3,8 +3,8 @@
 
 Whoever runs the fabric runs it to `next_ps` at most, and then calls `carry_out`: an event comes after everything else
 that happens at its time. What `Fabric.take_events` gives goes through `take`, which keeps what is about background
-flows. `begin` starts a run: what events had changed is as before, and the events that came with the timeline are
-due again, counted from now.
+flows. A run starts with `undo`, which takes back what events have done, and `begin`: the events that came with the
+timeline are due again, counted from now; those added since that nobody has ended begin again.
 """
 
 from __future__ import annotations
@@ -109,20 +109,23 @@ class Timeline:
         self.log: deque[Occurrence] = deque(maxlen=LOG)
         self._slow = slow
         self._restart = restart
-        self._events = list(events)
+        self._events = [event for event in events if event.clock_ns is None]
         self._ids = itertools.count(1)
         self._order = itertools.count()
         self._sequence = itertools.count(1)
         self._start_ps = fabric.now_ps
         self._due: list[tuple[int, int, int, Callable[[], None]]] = []
         self._active: dict[int, _Active] = {}
+        self._added: dict[int, Event] = {}
+        """Events that happen once and are still to come, those for the next run, and those that somebody has to end."""
         self._links: dict[str, _Link] = {}
         self._flows = 0
-        for number, event in enumerate(self._events, 1):
+        for number, event in enumerate(events, 1):
             try:
                 self._check(event)
             except FabricError as error:
                 raise type(error)(f"event {number} ({event.kind}): {error}") from None
+        self._added |= {next(self._ids): event for event in events if event.clock_ns is not None}
         self._schedule_all()
 
     # ---------------------------------------------------------------------------------------- time
@@ -158,15 +161,15 @@ class Timeline:
         self._reroute()
 
     def begin(self) -> None:
-        """A run starts now."""
-        self.undo()
+        """A run starts now, after `undo`."""
         self._start_ps = self.fabric.now_ps
         self._flows = 0
         self._schedule_all()
+        self._added = {owner: event for owner, event in self._added.items() if event.at_ms is None}
+        self.carry_out()
 
     def _schedule_all(self) -> None:
-        for event in self._events:
-            owner = next(self._ids)
+        for owner, event in [*((next(self._ids), event) for event in self._events), *self._added.items()]:
             self._at(owner, self._time_of(event, self._start_ps), partial(self._begin, owner, event))
 
     def _time_of(self, event: Event, otherwise: int) -> int:
@@ -176,8 +179,10 @@ class Timeline:
 
     # ---------------------------------------------------------------------------------------- from outside
 
-    def add(self, event: Event) -> int:
+    def add(self, event: Event, *, next_run: bool = False) -> int:
         """Enter an event while the fabric runs; returns its number. Without a time it happens now.
+
+        `next_run`: one with `at_ms` waits for the next run, as none is under way.
 
         Raises:
             UnknownNameError: it names what the fabric has not.
@@ -187,10 +192,16 @@ class Timeline:
         owner = next(self._ids)
         now = self.fabric.now_ps
         when = self._time_of(event, now)
-        if when <= now:
+        if event.at_ms is not None and next_run:
+            self._added[owner] = event
+        elif when <= now:
             self._begin(owner, event)
+            if event.at_ms is None and event.clock_ns is None and _lasts(event):
+                self._added[owner] = event
         else:
             self._at(owner, when, partial(self._begin, owner, event))
+            if event.clock_ns is not None:
+                self._added[owner] = event
         return owner
 
     def end(self, owner: int) -> None:
@@ -200,7 +211,7 @@ class Timeline:
             UnknownNameError: no such event is under way or to come.
         """
         waiting = [entry for entry in self._due if entry[2] != owner]
-        if owner not in self._active and len(waiting) == len(self._due):
+        if self._added.pop(owner, None) is None and owner not in self._active and len(waiting) == len(self._due):
             raise UnknownNameError(f"no event {owner} is under way or to come")
         self._due = waiting
         heapq.heapify(self._due)
@@ -231,10 +242,12 @@ class Timeline:
 
     def view(self, since: int = 0) -> dict[str, Any]:
         """What is under way, what is to come, and what has occurred since occurrence number `since`."""
-        coming: dict[int, int] = {}
-        for when, _, owner, _ in sorted(self._due):
+        coming: dict[int, int | None] = {}
+        for when, _, owner, _ in sorted(self._due, key=lambda entry: entry[:2]):
             if owner and owner not in self._active:
-                coming.setdefault(owner, when // 1000)
+                coming[owner] = when // 1000
+        for owner in self._added.keys() - self._active.keys():  # in the next run
+            coming.setdefault(owner, None)
         active = []
         for owner, entry in self._active.items():
             active.append({"id": owner, **entry.event.model_dump(exclude_none=True)})
@@ -245,6 +258,7 @@ class Timeline:
             "start_ns": self._start_ps // 1000,
             "active": active,
             "coming": [{"id": owner, "t_ns": t_ns} for owner, t_ns in coming.items()],
+            "newest": self.log[-1].sequence if self.log else 0,
             "log": [occurrence.view() for occurrence in self.log if occurrence.sequence > since],
         }
 
@@ -272,6 +286,8 @@ class Timeline:
         self.log.append(Occurrence(next(self._sequence), self.fabric.now_ns, owner, kind, phase, what))
 
     def _begin(self, owner: int, event: Event) -> None:
+        if event.clock_ns is not None:
+            self._added.pop(owner, None)
         if isinstance(event, LinkUp):
             self._note(owner, "begin", describe(event), event.kind)
             for other in [o for o, active in self._active.items() if set(active.event.links()) & set(event.links())]:
@@ -384,3 +400,8 @@ class Timeline:
 
 def _nothing() -> None:
     pass
+
+
+def _lasts(event: Event) -> bool:
+    """It goes on until somebody ends it."""
+    return not isinstance(event, LinkUp | LinkFlap | SwitchRestart | BackgroundIncast) and event.for_ms is None

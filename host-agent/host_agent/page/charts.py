@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from host_agent.fabric_events import spans
 from host_agent.jobs import Job
 from host_agent.recorder import RingProgress
 from host_agent.views import MAX_POINTS, host_overlap, switch_overlap, switch_series
@@ -18,6 +19,7 @@ __all__ = [
     "TimeAxis",
     "alpha_options",
     "cct_options",
+    "fabric_notes",
     "marks_options",
     "overlap_options",
     "progress_options",
@@ -30,6 +32,7 @@ Options = dict[str, Any]
 HOST: Final = "#3b82f6"
 SWITCH: Final = "#f59e0b"
 SYMPHONY: Final = "#10b981"
+FABRIC: Final = "#ef4444"
 MUTED: Final = "#8b95a5"
 GRID: Final = "rgba(139,149,165,0.20)"
 SERIES: Final = ("#3b82f6", "#f59e0b", "#8b5cf6", "#10b981", "#ef4444", "#06b6d4", "#ec4899", "#84cc16")
@@ -45,6 +48,8 @@ COUNTS: Final[Options] = LABEL | {
     ":formatter": "v => v >= 1e6 ? v / 1e6 + ' M' : v >= 1e3 ? v / 1e3 + ' k' : String(v)"
 }
 """Numbers of an axis as `host_agent.page.widgets.number` writes them."""
+MAX_NUMBERS: Final = 24
+"""Events of the fabric shown in one chart: the newest."""
 MAX_LANES: Final = 24
 """Rings shown in the progress chart: those furthest behind."""
 MAX_SWITCHES: Final = 8
@@ -128,9 +133,10 @@ def overlap_options(job: Job) -> Options:
     host: list[list[Any]] = [[axis.of(t), value] for t, value in host_overlap(job)]
     switch: list[list[Any]] = [[axis.of(t), value] for t, value in switch_overlap(job, breaks=True)]
     end = max([point[0] for point in (*host[-1:], *switch[-1:])], default=0.0)
-    lines, areas = _toggle_marks(job, axis, end)
+    numbers, disturbed = _fabric_marks(job, axis, end)
+    lines, areas = _toggle_marks(job, axis, end, ROW_PX if numbers else 0)
     options = _base(axis, "steps")
-    options["grid"] |= {"top": 34 + (LABEL_ROWS - 1) * ROW_PX}
+    options["grid"] |= {"top": 34 + (LABEL_ROWS - (not numbers)) * ROW_PX}
     options["yAxis"] |= {"minInterval": 1, "boundaryGap": [0, "6%"]}
     options["series"] = [
         {
@@ -143,8 +149,12 @@ def overlap_options(job: Job) -> Options:
             "itemStyle": {"color": HOST},
             "areaStyle": {"color": HOST, "opacity": 0.10},
             "data": host,
-            "markLine": {"silent": True, "symbol": "none", "data": lines},
-            "markArea": {"silent": True, "itemStyle": {"color": SYMPHONY, "opacity": 0.10}, "data": areas},
+            "markLine": {"silent": True, "symbol": "none", "data": lines + numbers},
+            "markArea": {
+                "silent": True,
+                "itemStyle": {"color": SYMPHONY, "opacity": 0.10},
+                "data": areas + disturbed,
+            },
         },
         {
             "name": "switches (registers)",
@@ -159,7 +169,8 @@ def overlap_options(job: Job) -> Options:
     return options
 
 
-def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], list[list[Options]]]:
+def _toggle_marks(job: Job, axis: TimeAxis, end: float, above: int) -> tuple[list[Options], list[list[Options]]]:
+    """A line per toggle, labelled so many pixels above the plot, and the stretches with Symphony on."""
     toggles = [(max(0.0, axis.of(toggle.t_ns[1])), toggle) for toggle in job.toggles if toggle.t_ns is not None]
     rows = _label_rows([x for x, _ in toggles], LABEL_SHARE * max([end, *(x for x, _ in toggles)]))
     lines: list[Options] = []
@@ -170,7 +181,7 @@ def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], 
         if row is not None:
             text = f"on: {toggle.variant}" if toggle.enabled else "off"
             label = {"formatter": text, "color": SYMPHONY, "fontSize": 11}
-            label |= {"position": "end", "distance": 4 + row * ROW_PX}
+            label |= {"position": "end", "distance": 4 + above + row * ROW_PX}
         lines.append({"xAxis": x, "lineStyle": {"color": SYMPHONY, "type": "dashed", "width": 1.5}, "label": label})
         if toggle.enabled and since is None:
             since = x
@@ -180,6 +191,31 @@ def _toggle_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], 
     if since is not None:
         areas.append([{"xAxis": since}, {"xAxis": max(end, since)}])
     return lines, areas
+
+
+def _fabric_marks(job: Job, axis: TimeAxis, end: float) -> tuple[list[Options], list[list[Options]]]:
+    """A numbered line where something happened to the fabric (`fabric_notes` says what), tinted while it lasts."""
+    lines: list[Options] = []
+    areas: list[list[Options]] = []
+    for number, (event, over_ns) in enumerate(spans(job.fabric_events or ()), 1):
+        x = max(0.0, axis.of(event.t_ns))
+        until = max(x, end if over_ns is None else min(end, axis.of(over_ns)))
+        label = {"formatter": str(number), "color": FABRIC, "fontSize": 11, "position": "end", "distance": 4}
+        lines.append({"xAxis": x, "lineStyle": {"color": FABRIC, "type": "dotted", "width": 1.5}, "label": label})
+        areas.append([{"xAxis": x, "itemStyle": {"color": FABRIC, "opacity": 0.06}}, {"xAxis": until}])
+    return lines[-MAX_NUMBERS:], areas[-MAX_NUMBERS:]
+
+
+def fabric_notes(job: Job) -> str:
+    """What the numbers in the overlap's chart stand for; "" when nothing has happened."""
+    axis = time_axis(job)
+    notes = []
+    for number, (event, over_ns) in enumerate(spans(job.fabric_events or ()), 1):
+        times = [f"{max(0.0, axis.of(t_ns)):.4g}" for t_ns in (event.t_ns, over_ns) if t_ns is not None]
+        notes.append(f"{number}: {event.what}, {'from' if over_ns else 'at'} {' to '.join(times)} {axis.unit}")
+    notes = notes[-MAX_NUMBERS:]
+    notes += [f"{event.what} (could not happen)" for event in job.fabric_events or () if event.phase == "failed"]
+    return "Fabric  " + " · ".join(notes) if notes else ""
 
 
 def _label_rows(places: Sequence[float], width: float) -> list[int | None]:

@@ -58,6 +58,8 @@ class JobPanel:
             chart.options.clear()
             chart.options.update(options(self.job))
             chart.update()
+        self._fabric.text = charts.fabric_notes(self.job)
+        self._fabric.set_visibility(bool(self._fabric.text))
         lowest, ranks = self.job.recorder.stragglers(4)
         names = ", ".join(f"rank {rank} ({self.job.hosts[rank].name})" for rank in ranks if rank < len(self.job.hosts))
         self._behind.text = "" if lowest is None else f"lowest: step {lowest}, {names}"
@@ -220,6 +222,7 @@ class JobPanel:
                     self._charts.append((chart, options))
                     if options is charts.overlap_options:
                         self._overlap_card = card
+                        self._fabric = ui.label("").classes("sy-note")
                     if options is charts.progress_options:
                         self._progress_card = card
                         self._behind = ui.label("").classes("sy-note sy-two")
