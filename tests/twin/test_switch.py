@@ -268,6 +268,20 @@ def test_pipes_have_registers_of_their_own(two_racks: Make) -> None:
     assert near.read_register("steps", 1)["mn"] == [step_word + (1 << 22), 0, 0, 0]  # the last packet moved it on
 
 
+def test_of_pipes_with_different_entries_what_all_have_is_applied(
+    two_racks: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning names the table while they differ."""
+    net = two_racks()
+    switch = TwinSwitch(net.fabric, 0)
+    nothing, one = snapshot(), snapshot(rule(1))
+    switch.table_changed("job_classify", TableSnapshot((), None, (one, nothing, nothing, nothing)))
+    assert "job_classify differs between pipes" in caplog.text
+    caplog.clear()
+    switch.table_changed("job_classify", TableSnapshot(one.entries, None, (one,) * 4))
+    assert not caplog.text
+
+
 def test_a_job_number_beyond_the_tables_is_no_job(two_racks: Make) -> None:
     """The key is wider than the table; a stray number must not count for somebody else."""
     net = two_racks()

@@ -129,6 +129,11 @@ class TwinSwitch:
         change = self._on_change.get(table)
         if change is not None:
             change(entries)
+            alike = len(entries.entries), entries.default
+            if any((len(pipe.entries), pipe.default) != alike for pipe in entries.pipes):
+                log.warning(
+                    "%s: %s differs between pipes: applied is what all have, and pipe 0's default", self.name, table
+                )
 
     def _classification(self, snapshot: TableSnapshot) -> None:
         self._fabric.set_classifier(self._tor, _Classifier(snapshot.entries) if snapshot.entries else None)

@@ -319,8 +319,8 @@ def build_program(sizes: Sizes | None = None) -> Program:
             ActionSelector("Ingress.ecmp6", "Ingress.nexthop6", n.n_ecmp6, max_group_size=64),
         ),
         hashes=(
-            Hash("Ingress.sig_hash", 32, (*_FLOW, Field("hdr.udp.sport", 16))),
-            Hash("Ingress.slot_hash", n.flow_bits, _FLOW),
+            Hash("Ingress.sig_hash", 32, (*_FLOW, Field("hdr.udp.sport", 16)), "CRC_32"),
+            Hash("Ingress.slot_hash", n.flow_bits, _FLOW, "CRC_16"),
         ),
         registers=_registers(n),
         counters=(

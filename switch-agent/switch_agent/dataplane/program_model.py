@@ -130,11 +130,13 @@ class ActionSelector:
 
 @dataclass(frozen=True, slots=True)
 class Hash:
-    """A hash that the program calls with ``get``: result width in bits, inputs in order."""
+    """A hash that the program calls with ``get``: result width in bits, inputs in order, algorithm (as BF-Runtime
+    names it: CRC_32)."""
 
     name: str
     width: int
     inputs: tuple[Field, ...]
+    algorithm: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,14 +202,15 @@ class P4Text:
         )
 
     def _hashes(self) -> Iterator[Hash]:
-        for control, match in self._everywhere(r"Hash<bit<(\d+)>>\(.*?\) (\w+);"):
-            calls = re.findall(rf"\b{match[2]}\.get\(\{{(.*?)\}}\)", self.controls[control])
+        for control, match in self._everywhere(r"Hash<bit<(\d+)>>\(HashAlgorithm_t.CRC(\d+)\) (\w+);"):
+            calls = re.findall(rf"\b{match[3]}\.get\(\{{(.*?)\}}\)", self.controls[control])
             for inputs in calls:
                 names = re.findall(r"[\w.\[\]:]+", inputs)
                 yield Hash(
-                    f"{control}.{match[2]}",
+                    f"{control}.{match[3]}",
                     int(match[1]),
                     tuple(Field(name, self._width(name)) for name in names),
+                    f"CRC_{match[2]}",
                 )
 
     def _registers(self) -> Iterator[Register]:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 Set = p.SetForwardingPipelineConfigRequest
 STARTED = p.SetForwardingPipelineConfigResponseType.WARM_INIT_STARTED
 FINISHED = p.SetForwardingPipelineConfigResponseType.WARM_INIT_FINISHED
+CLEARABLE = (
+    *("MatchAction_Direct", "MatchAction_Indirect_Selector", "Action", "Selector", "Register", "Counter"),
+    *("DynHashConfigure", "DynHashAlgorithm"),
+)
 PROTOTYPE = Path(__file__).parents[2] / "data" / "symphony-prototype.bf-rt.json"
 
 
@@ -152,13 +156,70 @@ async def test_verify_refuses_incomplete_configs_and_changes_nothing(client: Raw
     assert (await client.register("alpha", 7))["Ingress.alpha.f1"] == [70] * 4
 
 
-async def test_reconcile_is_unimplemented_and_strangers_cannot_push(lab: Lab, client: Raw) -> None:
-    """RECONCILE_AND_WARM_INIT_END: UNIMPLEMENTED; a push before subscribe: UNAVAILABLE."""
+async def test_reconcile_is_unimplemented(client: Raw) -> None:
+    """RECONCILE_AND_WARM_INIT_END."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.set_config(Set.RECONCILE_AND_WARM_INIT_END, [pushed()])
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_client_without_a_stream_may_push(lab: Lab, client: Raw) -> None:
+    """An independent client; the subscribed ones are told."""
     stranger = await lab.client(9)
-    for raw, action, code in (
-        (client, Set.RECONCILE_AND_WARM_INIT_END, grpc.StatusCode.UNIMPLEMENTED),
-        (stranger, Set.VERIFY_AND_WARM_INIT_BEGIN_AND_END, grpc.StatusCode.UNAVAILABLE),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await raw.set_config(action, [pushed()])
-        assert caught.value.code() == code
+    await stranger.set_config(Set.VERIFY_AND_WARM_INIT_BEGIN_AND_END, [pushed()])
+    assert [await notice(client), await notice(client)] == [STARTED, FINISHED]
+
+
+async def test_pushing_back_what_get_shows_clears_the_switch(lab: Lab, client: Raw) -> None:
+    """clear_all_tables() of the SDE's client: same config back, all tables, registers and scopes as after a start."""
+    await client.insert(client.n.index("steps", 1, mn=4, mx=5))
+    single = p.TableAttribute(table_id=client.n.id("job_params"))
+    single.entry_scope.pipe_scope.predef = p.Mode.SINGLE
+    await client.write(p.Update(type=p.Update.INSERT, entity=p.Entity(table_attribute=single)))
+    route = client.n.key("ipv4_lpm", hdr__ipv4__dst=("lpm", 0x0A000000, 8))
+    member = client.n.key("nexthop", S_ACTION_MEMBER_ID=1)
+    forward = dict.fromkeys(("port", "smac", "dmac", "port_index"), 1)
+    await client.insert(
+        client.n.entry("nexthop", member, client.n.data("nexthop", "forward", **forward)),
+        client.n.entry("ipv4_lpm", route, client.n.data("ipv4_lpm", S_ACTION_MEMBER_ID=1)),
+    )
+    await client.set_config(Set.VERIFY_AND_WARM_INIT_BEGIN_AND_END, list((await client.config()).config))
+    assert [await notice(client), await notice(client)] == [STARTED, FINISHED]
+    assert await client.register("steps", 1) == {"Ingress.steps.mn": [0] * 4, "Ingress.steps.mx": [0] * 4}
+    for table in ("nexthop", "ipv4_lpm"):
+        assert not lab.backend.tables[table].entries
+    assert lab.backend.tables["job_params"].pipes == ()
+    ask = p.TableAttribute(table_id=client.n.id("job_params"), entry_scope=p.EntryScope())
+    shown = (await client.read(p.Entity(table_attribute=ask)))[0].table_attribute.entry_scope
+    assert shown.pipe_scope.predef == p.Mode.ALL
+
+
+async def test_a_client_can_empty_all_tables_one_by_one(client: Raw, lab: Lab) -> None:
+    """What users do instead, in the order of the tables' dependencies: users first, then groups, then members."""
+    route = client.n.key("ipv4_lpm", hdr__ipv4__dst=("lpm", 0x0A000000, 8))
+    member = client.n.key("nexthop", S_ACTION_MEMBER_ID=1)
+    group = client.n.data("ecmp", S_ACTION_MEMBER_ID=[1], S_ACTION_MEMBER_STATUS=[True])
+    forward = dict.fromkeys(("port", "smac", "dmac", "port_index"), 1)
+    await client.insert(
+        client.n.entry("nexthop", member, client.n.data("nexthop", "forward", **forward)),
+        client.n.entry("ecmp", client.n.key("ecmp", S_SELECTOR_GROUP_ID=1), group),
+        client.n.entry("ipv4_lpm", route, client.n.data("ipv4_lpm", S_SELECTOR_GROUP_ID=1)),
+    )
+    tables = [
+        t for n, t in client.n.tables.items() if t["table_type"] in CLEARABLE and "ConstTable" not in t["attributes"]
+    ]
+    order: list[int] = []
+
+    def visit(table: Any) -> None:
+        for user in tables:
+            if table["id"] in user["depends_on"]:
+                visit(user)
+        if table["id"] not in order:
+            order.append(table["id"])
+
+    for table in tables:
+        visit(table)
+    for table_id in order:
+        await client.write(lab.put(p.TableEntry(table_id=table_id), p.Update.DELETE))
+    for table in ("nexthop", "ecmp", "ipv4_lpm"):
+        assert not lab.backend.tables[table].entries

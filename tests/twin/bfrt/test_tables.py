@@ -323,24 +323,65 @@ async def test_object_ids_by_name(client: Raw, lab: Lab) -> None:
         assert await refused(lab, wrong) == [5]
 
 
-async def test_one_pipe_is_no_target_for_match_tables(client: Raw, lab: Lab) -> None:
-    """Entries are for all pipes; the scope reads ALL and cannot be SINGLE here."""
-    assert await refused(lab, client.insert(params(client, 1), target=lab.pipe(0))) == [3]
-    attribute = p.TableAttribute(table_id=client.n.id("job_params"))
-    attribute.entry_scope.pipe_scope.predef = p.Mode.SINGLE
-    update = p.Update(type=INSERT, entity=p.Entity(table_attribute=attribute))
-    assert await refused(lab, client.write(update)) == [12]
-    attribute.entry_scope.pipe_scope.predef = p.Mode.ALL
-    await client.write(p.Update(type=INSERT, entity=p.Entity(table_attribute=attribute)))
-
-
 async def test_tables_that_are_not_emulated_say_so(client: Raw, lab: Lab) -> None:
-    """Snapshots, hash configuration and the like: UNIMPLEMENTED with the table's name."""
+    """Snapshots, port metadata and the like: UNIMPLEMENTED with the table's name."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.read(client.n.entry("Ingress.sig_hash.configure"))
+        await client.read(client.n.entry("snapshot.cfg"))
     error = lab.failure(caught.value).errors[0]
     assert error.canonical_code == 12
-    assert "sig_hash.configure" in error.message
+    assert "snapshot.cfg" in error.message
+
+
+async def test_deleting_all_entries_resets_the_default_entry(client: Raw, lab: Lab) -> None:
+    """As the driver does it; a roll-back brings both back."""
+    default = client.n.entry("ecmp_config", None, client.n.data("ecmp_config", "set_hash_sport", mask=0))
+    default.is_default_entry = True
+    await client.write(lab.put(default, p.Update.MODIFY))
+    clear = lab.put(client.n.entry("ecmp_config"), p.Update.DELETE)
+    wrong = lab.put(params(client, 1), p.Update.MODIFY)
+    assert await refused(lab, client.write(clear, wrong, atomicity=p.WriteRequest.ROLLBACK_ON_ERROR)) == [0, 5]
+    assert lab.server.snapshot("ecmp_config").default == ("Ingress.set_hash_sport", {"mask": 0})
+    await client.write(clear)
+    assert lab.backend.tables["ecmp_config"].default == ("Ingress.set_hash_sport", {"mask": 0xFFFF})
+
+
+@pytest.mark.parametrize("table", ["nexthop", "ecmp", "steps", "job_all", "$PORT"])
+async def test_tables_without_a_default_entry_show_none_and_cannot_reset_it(client: Raw, lab: Lab, table: str) -> None:
+    """An empty answer, not a failure; DELETE of it: UNIMPLEMENTED."""
+    entry = client.n.entry(table)
+    entry.is_default_entry = True
+    assert await client.read(entry) == []
+    assert await refused(lab, client.write(lab.put(entry, p.Update.DELETE))) == [12]
+
+
+async def test_the_default_entry_of_a_table_with_constant_entries_can_be_reset(client: Raw, lab: Lab) -> None:
+    """Its entries cannot be deleted: INVALID_ARGUMENT."""
+    entry = client.n.entry("alpha_update")
+    assert await refused(lab, client.write(lab.put(entry, p.Update.DELETE))) == [3]
+    entry.is_default_entry = True
+    await client.write(lab.put(entry, p.Update.DELETE))
+
+
+async def test_answers_name_the_target_when_the_entry_asked_for_does(client: Raw, lab: Lab) -> None:
+    """entry_tgt comes back on each entry, of match tables, registers and counters."""
+    await client.insert(params(client, 1))
+    target = p.TargetDevice(pipe_id=0xFFFF, direction=0xFF, prsr_id=0xFF)
+    for table in ("job_params", "steps", "job_all"):
+        entry = client.n.entry(table)
+        assert not any(e.table_entry.HasField("entry_tgt") for e in await client.read(entry))
+        entry.entry_tgt.CopyFrom(target)
+        assert all(e.table_entry.entry_tgt == target for e in await client.read(entry))
+
+
+@pytest.mark.parametrize("table", ["steps", "job_all"])
+async def test_registers_and_counters_have_no_usage_but_handles(client: Raw, lab: Lab, table: str) -> None:
+    """Usage: UNIMPLEMENTED. The handle of an index is the index."""
+    assert await refused(lab, client.read(p.Entity(table_usage=p.TableUsage(table_id=client.n.id(table))))) == [12]
+    key = client.n.index(table, 9).key
+    answer = await client.read(p.Entity(handle=p.HandleId(table_id=client.n.id(table), key=key)))
+    assert answer[0].handle.handle_id == 9
+    by_handle = p.TableEntry(table_id=client.n.id(table), handle_id=9)
+    assert await client.read(by_handle) == await client.read(client.n.index(table, 9))
 
 
 async def test_the_data_plane_hears_of_each_changed_table_once_per_write(

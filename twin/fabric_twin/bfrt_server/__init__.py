@@ -2,8 +2,9 @@
 """A BF-Runtime gRPC server for a switch that is not there, or not a Tofino.
 
 It speaks the wire protocol of bf_switchd for any program described by a bf-rt.json: sessions, program
-ownership, match tables, action profiles and selectors, registers and counters with one value per pipe,
-the driver's shadow copies, its error shapes, and the fixed tables for ports. The data plane behind it is a
+ownership, match tables with their entry scopes, action profiles and selectors, dynamic hashing, registers and
+counters with one value per pipe, the driver's shadow copies, its error shapes, and the fixed tables for ports. The
+data plane behind it is a
 :class:`SwitchBackend`; :class:`MemoryBackend` is one for tests of control planes::
 
     program = P4Program.from_description()
@@ -16,8 +17,11 @@ from __future__ import annotations
 
 from fabric_twin.bfrt_server.backend import (
     FixedTableSource,
+    HashBackend,
+    HashSettings,
     MemoryBackend,
     ReloadableBackend,
+    Slice,
     SwitchBackend,
 )
 from fabric_twin.bfrt_server.errors import BfRtServerError, BindError, SchemaError
@@ -35,6 +39,8 @@ __all__ = [
     "BindError",
     "Faults",
     "FixedTableSource",
+    "HashBackend",
+    "HashSettings",
     "Info",
     "InstalledEntry",
     "MemoryBackend",
@@ -42,6 +48,7 @@ __all__ = [
     "Port",
     "ReloadableBackend",
     "SchemaError",
+    "Slice",
     "SwitchBackend",
     "TableSnapshot",
 ]

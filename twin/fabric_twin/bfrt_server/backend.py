@@ -8,15 +8,25 @@ belong to the running data plane and are read and written through the backend.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fabric_twin.bfrt_server.codec import DataValue
 from fabric_twin.bfrt_server.program import P4Program
 from fabric_twin.bfrt_server.tables import TableSnapshot
 
-__all__ = ["FixedTableSource", "MemoryBackend", "ReloadableBackend", "SwitchBackend"]
+__all__ = [
+    "FixedTableSource",
+    "HashBackend",
+    "HashSettings",
+    "MemoryBackend",
+    "ReloadableBackend",
+    "Slice",
+    "SwitchBackend",
+]
 
 Values = NDArray[Any]
 
@@ -65,6 +75,38 @@ class ReloadableBackend(Protocol):
         """Forget everything and run that program."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """``length`` bits of an input from ``start`` (0 = lowest) on; ``order`` 0 leaves them out of the hash."""
+
+    field: str
+    start: int
+    length: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class HashSettings:
+    """How a hash is calculated.
+
+    ``action`` is pre_defined or user_defined, ``algorithm`` its data with rotate, msb and extend; ``seed`` None
+    is the algorithm's own.
+    """
+
+    slices: tuple[Slice, ...]
+    action: str
+    algorithm: Mapping[str, DataValue]
+    seed: int | None = None
+
+
+@runtime_checkable
+class HashBackend(Protocol):
+    """A backend whose hashes can change while it runs."""
+
+    def hash_changed(self, name: str, settings: HashSettings, /) -> None:
+        """From now on the hash of that short name ("sig_hash") is calculated like this."""
+
+
 @runtime_checkable
 class FixedTableSource(Protocol):
     """A backend that knows live values of fixed tables (port statistics, queue counters)."""
@@ -80,7 +122,8 @@ class MemoryBackend:
     """A switch that keeps what it is told, for tests of control planes.
 
     ``registers[name][field]`` is an array [num_pipes, size], ``counters[name]`` one of [num_pipes, size, 2]:
-    poke values in, as packets would. ``tables[name]`` is the last snapshot of a table.
+    poke values in, as packets would. ``tables[name]`` is the last snapshot of a table, ``hashes[name]`` the last
+    change of a hash.
     """
 
     def __init__(self, program: P4Program, *, name: str = "memory", num_pipes: int = 4) -> None:
@@ -93,6 +136,7 @@ class MemoryBackend:
         self.registers: dict[str, dict[str, Values]] = {}
         self.counters: dict[str, Values] = {}
         self.tables: dict[str, TableSnapshot] = {}
+        self.hashes: dict[str, HashSettings] = {}
         self._initial = program.register_initial
         for spec in program.info.tables.values():
             if spec.type == "Register":
@@ -140,3 +184,7 @@ class MemoryBackend:
     def table_changed(self, table: str, entries: TableSnapshot) -> None:
         """Keep the snapshot."""
         self.tables[table] = entries
+
+    def hash_changed(self, name: str, settings: HashSettings) -> None:
+        """Keep the settings."""
+        self.hashes[name] = settings

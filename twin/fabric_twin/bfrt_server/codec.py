@@ -9,7 +9,7 @@ INVALID_ARG that names table and field.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fabric_twin.bfrt_server.schema import ActionSpec, DataSpec, KeySpec, TableSpec, ValueType
 from fabric_twin.bfrt_server.status import BfError, BfStatus
@@ -34,7 +34,10 @@ KeyValue = int | str | tuple[int, int] | tuple[int, bool]
 """Exact: int (str in some fixed tables). Ternary: (value, mask). LPM: (value, prefix_len).
 Range: (low, high). Optional: (value, is_valid)."""
 
-DataValue = int | bool | float | str | list[int] | list[bool] | list[str]
+Record = Mapping[str, int | bool | float | str]
+"""One element of a container: field name -> value."""
+
+DataValue = int | bool | float | str | list[int] | list[bool] | list[str] | list[Record]
 
 Identity = tuple[KeyValue, ...]
 """What makes two keys the same entry: don't-care bits cleared, priority included."""
@@ -167,11 +170,11 @@ def _wire_member(spec: DataSpec) -> str:
 
 
 def _decode_data_field(where: str, spec: DataSpec, given: p.DataField) -> DataValue:
-    if spec.type.kind == "container":
-        raise BfError(BfStatus.NOT_SUPPORTED, f"{where}: lists of containers are not emulated;")
     word, wanted = given.WhichOneof("value"), _wire_member(spec)
     if word != wanted:
         raise invalid(f"{where} takes {wanted}, the request has {word or 'no value'};")
+    if spec.type.kind == "container":
+        return [_decode_record(where, spec, container) for container in given.container_arr_val.container]
     if spec.repeated:
         return list(getattr(given, wanted).val)
     if wanted == "stream":
@@ -180,6 +183,19 @@ def _decode_data_field(where: str, spec: DataSpec, given: p.DataField) -> DataVa
         raise invalid(f"{where}: {given.str_val!r} is none of {', '.join(spec.type.choices)};")
     value: DataValue = getattr(given, wanted)
     return value
+
+
+def _decode_record(where: str, spec: DataSpec, given: p.DataField.ContainerArray.Container) -> Record:
+    record: dict[str, DataValue] = {}
+    for field in given.val:
+        inner = spec.fields.get(field.field_id)
+        if inner is None or inner.name in record:
+            raise invalid(f"{where}: field id {field.field_id} is unknown or given twice;")
+        record[inner.name] = _decode_data_field(f"{where}, field {inner.name}", inner, field)
+    missing = [inner.name for inner in spec.fields.values() if inner.mandatory and inner.name not in record]
+    if missing:
+        raise invalid(f"{where}: field {missing[0]} is missing;")
+    return cast("Record", record)
 
 
 def specs_of(table: TableSpec, action: ActionSpec | None) -> dict[int, DataSpec]:
@@ -226,16 +242,24 @@ def decode_data(
 def encode_data(action: ActionSpec | None, specs: Iterable[DataSpec], values: Mapping[str, Any]) -> p.TableData:
     """The wire form of stored data: those of ``specs`` that have a value, in order."""
     data = p.TableData(action_id=action.id if action else 0)
+    _encode_fields(data.fields, specs, values)
+    return data
+
+
+def _encode_fields(fields: Any, specs: Iterable[DataSpec], values: Mapping[str, Any]) -> None:
     for spec in specs:
-        if spec.name not in values or spec.type.kind == "container":
+        if spec.name not in values:
             continue
-        field, value, member = data.fields.add(field_id=spec.id), values[spec.name], _wire_member(spec)
+        field, value, member = fields.add(field_id=spec.id), values[spec.name], _wire_member(spec)
         if spec.repeated:
             target = getattr(field, member)
             target.SetInParent()
-            target.val.extend(value)
+            if spec.type.kind != "container":
+                target.val.extend(value)
+                continue
+            for record in value:
+                _encode_fields(target.container.add().val, spec.fields.values(), record)
         elif member == "stream":
             field.stream = value.to_bytes(spec.type.num_bytes, "big")
         else:
             setattr(field, member, value)
-    return data

@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from fabric_twin.bfrt_server.backend import ReloadableBackend, SwitchBackend
+from fabric_twin.bfrt_server.dyn_hash import hash_tables
+from fabric_twin.bfrt_server.entries import EntryTable
 from fabric_twin.bfrt_server.fixed_tables import FixedTables, Port
 from fabric_twin.bfrt_server.indexed import CounterTable, RegisterTable
+from fabric_twin.bfrt_server.matching import MatchTable
 from fabric_twin.bfrt_server.profiles import ActionProfile, Selector
 from fabric_twin.bfrt_server.program import P4Program
 from fabric_twin.bfrt_server.schema import ActionSpec, Info, TableSpec
 from fabric_twin.bfrt_server.status import BfError, BfStatus
-from fabric_twin.bfrt_server.tables import Change, EntryTable, MatchTable, Table
+from fabric_twin.bfrt_server.tables import Change, Table
 from switch_agent import bfrt_proto as p
 
 __all__ = ["Device"]
@@ -21,7 +24,7 @@ MATCH_TYPES = ("MatchAction_Direct", "MatchAction_Indirect", "MatchAction_Indire
 
 
 class _NotEmulated(Table):
-    """A table that clients may look up but neither read nor write (snapshots, hash configuration...)."""
+    """A table that clients may look up but neither read nor write (snapshots, port metadata...)."""
 
     def write(self, kind: p.Update.Type, entry: p.TableEntry, target: p.TargetDevice) -> Change:
         """Refused."""
@@ -52,7 +55,9 @@ class Device:
 
     def _use(self, program: P4Program) -> None:
         self.program = program
-        self.tables = {spec.id: self._make(spec) for spec in program.info.tables.values()}
+        specs = program.info.tables.values()
+        hashes = hash_tables(specs, program.hash_algorithms, self.backend)
+        self.tables = {spec.id: hashes.get(spec.id) or self._make(spec) for spec in specs}
         for table in self.tables.values():
             table.link(self.tables)
 
@@ -129,7 +134,10 @@ class Device:
             operation = entity.table_operation
             self.table(operation.table_id).operate(operation.table_operations_type)
         else:
-            self.table(entity.table_attribute.table_id).set_attribute(entity.table_attribute)
+            table = self.table(entity.table_attribute.table_id)
+            table.set_attribute(entity.table_attribute)
+            if table.spec.id in self.tables:
+                changed[table.spec.id] = table
         return None
 
     def read(self, entity: p.Entity, request_target: p.TargetDevice) -> bytes:
@@ -141,13 +149,15 @@ class Device:
         answer = p.Entity()
         if word == "table_usage":
             table_id = entity.table_usage.table_id
-            answer.table_usage.table_id, answer.table_usage.usage = table_id, self.table(table_id).usage()
+            count = self.table(table_id).usage(request_target)
+            answer.table_usage.table_id, answer.table_usage.usage = table_id, count
         elif word == "table_attribute":
             attribute = entity.table_attribute
             answer.table_attribute.CopyFrom(self.table(attribute.table_id).get_attribute(attribute))
         elif word == "handle":
             answer.handle.table_id = entity.handle.table_id
-            answer.handle.handle_id = self.table(entity.handle.table_id).handle_of(entity.handle.key)
+            table = self.table(entity.handle.table_id)
+            answer.handle.handle_id = table.handle_of(entity.handle.key, request_target)
         elif word == "object_id":
             answer.object_id.CopyFrom(entity.object_id)
             answer.object_id.id = self._look_up(entity.object_id)

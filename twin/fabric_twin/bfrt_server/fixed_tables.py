@@ -11,10 +11,11 @@ from typing import TypeVar
 from fabric_twin.bfrt_server import codec
 from fabric_twin.bfrt_server.backend import FixedTableSource, SwitchBackend
 from fabric_twin.bfrt_server.codec import DataValue
+from fabric_twin.bfrt_server.entries import EntrySet, EntryTable
 from fabric_twin.bfrt_server.fixed_schema import DEVICE, PORT, PORT_STAT, QUEUE_COUNTER, fixed_document
 from fabric_twin.bfrt_server.schema import Info, TableSpec
 from fabric_twin.bfrt_server.status import BfError, BfStatus
-from fabric_twin.bfrt_server.tables import Change, EntryTable, InstalledEntry, Table
+from fabric_twin.bfrt_server.tables import Change, InstalledEntry, Table
 from switch_agent import bfrt_proto as p
 
 __all__ = ["FixedTables", "Port", "PortTable"]
@@ -39,6 +40,11 @@ class _LiveTable(EntryTable):
     """A fixed table; the backend may put live values into what it shows."""
 
     partial_modify = True
+
+    def check_device(self, target: p.TargetDevice) -> None:
+        """Any target will do."""
+
+    check_target = check_device
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class PortTable(_LiveTable):
 
     def is_up(self, dev_port: int) -> bool:
         """Operational state; False for a port that does not exist."""
-        row = self._rows.get((dev_port,))
+        row = self.sets[0].rows.get((dev_port,))
         return row is not None and bool(row.data["$PORT_ENABLE"]) and dev_port not in self._dark
 
     def set_link(self, dev_port: int, up: bool) -> None:
@@ -99,7 +105,7 @@ class PortTable(_LiveTable):
         up = isinstance(dev_port, int) and self.is_up(dev_port)
         return replace(entry, data={**entry.data, "$PORT_UP": up})
 
-    def check(self, entry: InstalledEntry) -> None:
+    def check(self, entry: InstalledEntry, pipes: tuple[int, ...]) -> None:
         """Device ports are 0..size-1."""
         _check_port(self.spec, entry.key[DEV_PORT])
 
@@ -123,7 +129,7 @@ class PortTable(_LiveTable):
         return p.StreamMessageResponse(port_status_change_notification=change)
 
     def _numbers(self) -> list[int]:
-        return [identity[0] for identity in self._rows if isinstance(identity[0], int)]
+        return [identity[0] for identity in self.sets[0].rows if isinstance(identity[0], int)]
 
     def _telling(self, action: Callable[[], T]) -> T:
         before = {port: self.is_up(port) for port in self._numbers()}
@@ -176,17 +182,15 @@ class PortStatTable(_ReadOnlyTable):
         self._ports = ports
         super().__init__(spec, backend)
 
-    @property
-    def entries(self) -> Iterable[InstalledEntry]:
-        """A row for each port."""
+    def _listed(self, part: EntrySet) -> Iterable[InstalledEntry]:
         numbers = [row.key[DEV_PORT] for row in self._ports.entries]
         return [self.zeros({DEV_PORT: number}) for number in numbers if isinstance(number, int)]
 
-    def usage(self) -> int:
+    def usage(self, target: p.TargetDevice) -> int:
         """Number of ports."""
-        return self._ports.usage()
+        return self._ports.usage(target)
 
-    def _find(self, entry: p.TableEntry) -> InstalledEntry:
+    def _find(self, part: EntrySet, entry: p.TableEntry) -> InstalledEntry:
         values, _ = codec.decode_key(self.spec, entry.key)
         dev_port = values[DEV_PORT]
         if not isinstance(dev_port, int) or not self._ports.has(dev_port):
@@ -197,7 +201,7 @@ class PortStatTable(_ReadOnlyTable):
 class QueueCounterTable(_ReadOnlyTable):
     """``tf2.tm.counter.queue``: read by key (port group, queue of the group) only."""
 
-    def _find(self, entry: p.TableEntry) -> InstalledEntry:
+    def _find(self, part: EntrySet, entry: p.TableEntry) -> InstalledEntry:
         values, _ = codec.decode_key(self.spec, entry.key)
         key = {name: value for name, value in values.items() if isinstance(value, int)}
         if key["pg_queue"] >= QUEUES_PER_GROUP or key["pg_id"] * QUEUES_PER_GROUP >= self.spec.size:

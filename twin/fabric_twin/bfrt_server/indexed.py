@@ -18,6 +18,7 @@ from fabric_twin.bfrt_server import codec
 from fabric_twin.bfrt_server.backend import SwitchBackend
 from fabric_twin.bfrt_server.codec import invalid
 from fabric_twin.bfrt_server.schema import DataSpec, TableSpec
+from fabric_twin.bfrt_server.scope import EntryScope
 from fabric_twin.bfrt_server.tables import ALL_PIPES, Change, Table
 from fabric_twin.bfrt_server.wire import EntryTemplate, big_endian
 from switch_agent import bfrt_proto as p
@@ -35,11 +36,11 @@ class _IndexedTable(Table):
     sync_words: tuple[str, ...]
 
     def __init__(self, spec: TableSpec, backend: SwitchBackend) -> None:
-        super().__init__(spec)
+        super().__init__(spec, backend.num_pipes)
         self.backend = backend
         self.name = spec.short_name
         self._key = next(iter(spec.key.values()))
-        self._templates: dict[tuple[int, ...], EntryTemplate] = {}
+        self._templates: dict[tuple[int | bytes, ...], EntryTemplate] = {}
         self._all_fields = tuple(spec.data.values())
 
     @abstractmethod
@@ -47,29 +48,32 @@ class _IndexedTable(Table):
         """Shadow := device, for one index or for all."""
 
     @abstractmethod
-    def columns(self, spec: DataSpec, pipes: slice) -> list[Values]:
+    def columns(self, spec: DataSpec, pipes: list[int]) -> list[Values]:
         """Shadow values [size] of one field: one array per DataField that a read shows."""
 
     @abstractmethod
-    def row(self, spec: DataSpec, pipes: slice, index: int) -> list[int]:
+    def row(self, spec: DataSpec, pipes: list[int], index: int) -> list[int]:
         """The same for one index."""
 
     @abstractmethod
-    def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
+    def write_index(self, index: int, values: dict[str, int], pipes: list[int]) -> Callable[[], None]:
         """Set one index, device and shadow; returns the undo."""
 
     @abstractmethod
     def clear(self) -> Callable[[], None]:
         """Everything back to the initial value, device and shadow; returns the undo."""
 
-    @property
-    def scopable(self) -> bool:
-        """Entry scope works here although the bf-rt.json does not list it."""
-        return True
+    def pipes(self, target: p.TargetDevice) -> list[int]:
+        """The pipes a request is for; INVALID_ARG when device, pipe or scope do not fit."""
+        self.check_target(target)
+        if target.pipe_id == ALL_PIPES:
+            return list(range(self.num_pipes))
+        group = self.scope.group_of(target.pipe_id)
+        return [target.pipe_id] if group is None else list(self.scope.groups[group])
 
-    def set_single_scope(self, single: bool) -> None:
-        """Values are per pipe anyway; SINGLE also lets requests name one pipe."""
-        self.single_scope = single
+    def handle_of(self, key: p.TableKey, target: p.TargetDevice) -> int:
+        """The index is the handle."""
+        return self._index(p.TableEntry(key=key))
 
     def operate(self, operation: str) -> None:
         """Sync: fetch everything from the device into the shadow."""
@@ -79,7 +83,7 @@ class _IndexedTable(Table):
 
     def write(self, kind: p.Update.Type, entry: p.TableEntry, target: p.TargetDevice) -> Change:
         """INSERT, MODIFY and INSERT_OR_MODIFY all set one index; DELETE without key clears all."""
-        self.pipes(target, self.backend.num_pipes)
+        pipes = self.pipes(target)
         if entry.is_default_entry:
             raise self.unsupported("has no default entry")
         keyed = entry.WhichOneof("value") is not None
@@ -92,30 +96,32 @@ class _IndexedTable(Table):
         _, given = codec.decode_data(self.spec, entry.data)
         values = {name.rpartition(".")[2]: value for name, value in given.items() if isinstance(value, int)}
         modified = kind == p.Update.INSERT_OR_MODIFY
-        return Change(self.write_index(self._index(entry), values, target), modified=modified)
+        return Change(self.write_index(self._index(entry), values, pipes), modified=modified)
 
     def read(self, entry: p.TableEntry, target: p.TargetDevice) -> bytes:
-        """One index, or all of them."""
-        pipes = self.pipes(target, self.backend.num_pipes)
-        if entry.is_default_entry:
-            raise self.unsupported("has no default entry")
+        """One index, or all of them; nothing where the default entry is asked for, as there is none."""
+        pipes = self.pipes(target)
         keyed = entry.WhichOneof("value") is not None
+        if entry.is_default_entry and not keyed:
+            return b""
+        shown = target.SerializeToString() if entry.HasField("entry_tgt") else b""
         index = self._index(entry) if keyed else None
         if entry.table_flags.from_hw or entry.table_read_flag.from_hw:
             self.sync(index)
         specs = self._wanted(entry)
         if index is not None:
             values = [value for spec in specs for value in self.row(spec, pipes, index)]
-            return self._template(specs, len(values)).fill_one([index, *values])
+            return self._template(specs, len(values), shown).fill_one([index, *values])
         columns = [(spec, column) for spec in specs for column in self.columns(spec, pipes)]
         streams = [big_endian(np.arange(self.spec.size, dtype=np.uint64), self._key.type.num_bytes)]
         streams += [big_endian(column, spec.type.num_bytes) for spec, column in columns]
-        return self._template(specs, len(columns)).fill(streams)
+        return self._template(specs, len(columns), shown).fill(streams)
 
     def _index(self, entry: p.TableEntry) -> int:
         if entry.WhichOneof("value") == "handle_id":
-            raise self.unsupported("has no entry handles")
-        index = codec.decode_key(self.spec, entry.key)[0][self._key.name]
+            index: object = entry.handle_id
+        else:
+            index = codec.decode_key(self.spec, entry.key)[0][self._key.name]
         if not isinstance(index, int) or index >= self.spec.size:
             raise invalid(f"table {self.spec.name}: index {index} is not in 0..{self.spec.size - 1};")
         return index
@@ -130,14 +136,19 @@ class _IndexedTable(Table):
             raise invalid(f"table {self.spec.name} has no data field with id {unknown[0]};")
         return [self.spec.data[field.field_id] for field in entry.data.fields]
 
-    def _template(self, specs: Sequence[DataSpec], num_values: int) -> EntryTemplate:
-        """The wire form of an entry with that many values, the same number for each of ``specs``."""
-        shape = (num_values, *(spec.id for spec in specs))
+    def _template(self, specs: Sequence[DataSpec], num_values: int, target: bytes) -> EntryTemplate:
+        """The wire form of an entry with that many values, the same number for each of ``specs``.
+
+        ``target``: the serialized target that the entry says it is for, if it says so.
+        """
+        shape: tuple[int | bytes, ...] = (target, num_values, *(spec.id for spec in specs))
         if shape not in self._templates:
             repeated = [spec for spec in specs for _ in range(num_values // len(specs))]
 
             def build(parts: Sequence[bytes]) -> p.TableEntry:
                 entry = p.TableEntry(table_id=self.spec.id)
+                if target:
+                    entry.entry_tgt.MergeFromString(target)
                 entry.key.fields.add(field_id=self._key.id).exact.value = parts[0]
                 entry.data.SetInParent()
                 for spec, part in zip(repeated, parts[1:], strict=True):
@@ -150,9 +161,13 @@ class _IndexedTable(Table):
 
 
 class RegisterTable(_IndexedTable):
-    """A register array: a read shows each field once per pipe, all pipes of the first field first."""
+    """A register array: a read shows each field once per pipe, all pipes of the first field first.
+
+    Values are per pipe whatever the entry scope, which only lets requests name pipes.
+    """
 
     sync_words = ("Sync", "SyncRegisters")
+    scopable = True  # although the bf-rt.json does not list it
 
     def __init__(self, spec: TableSpec, backend: SwitchBackend) -> None:
         super().__init__(spec, backend)
@@ -172,12 +187,12 @@ class RegisterTable(_IndexedTable):
             for field, per_pipe in self.backend.read_register(self.name, index).items():
                 self._shadow[field][:, index] = per_pipe
 
-    def columns(self, spec: DataSpec, pipes: slice) -> list[Values]:
+    def columns(self, spec: DataSpec, pipes: list[int]) -> list[Values]:
         """One array per pipe."""
         self._check_width(spec)
         return list(self._shadow[_field(spec)][pipes])
 
-    def row(self, spec: DataSpec, pipes: slice, index: int) -> list[int]:
+    def row(self, spec: DataSpec, pipes: list[int], index: int) -> list[int]:
         """One value per pipe."""
         self._check_width(spec)
         values: list[int] = self._shadow[_field(spec)][pipes, index].tolist()
@@ -187,15 +202,15 @@ class RegisterTable(_IndexedTable):
         if spec.type.width not in REGISTER_WIDTHS:
             raise invalid(f"table {self.spec.name}: fields of {spec.type.width} bits cannot be read;")
 
-    def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
-        """All fields of one index, in one pipe or in all."""
-        pipe = None if target.pipe_id == ALL_PIPES else target.pipe_id
+    def write_index(self, index: int, values: dict[str, int], pipes: list[int]) -> Callable[[], None]:
+        """All fields of one index, in these pipes."""
         old = self.backend.read_register(self.name, index)
-        self._set(index, values, pipe)
+        for pipe in pipes if len(pipes) < self.num_pipes else [None]:
+            self._set(index, values, pipe)
 
         def undo() -> None:
-            for number in range(self.backend.num_pipes):
-                self._set(index, {field: per_pipe[number] for field, per_pipe in old.items()}, number)
+            for pipe in pipes:
+                self._set(index, {field: per_pipe[pipe] for field, per_pipe in old.items()}, pipe)
 
         return undo
 
@@ -207,7 +222,7 @@ class RegisterTable(_IndexedTable):
     def clear(self) -> Callable[[], None]:
         """All indexes of all pipes back to the program's initial value."""
         old = {field: values.copy() for field, values in self.backend.read_registers(self.name).items()}
-        self.reset()
+        self._clear()
 
         def undo() -> None:
             now = self.backend.read_registers(self.name)
@@ -218,7 +233,11 @@ class RegisterTable(_IndexedTable):
         return undo
 
     def reset(self) -> None:
-        """Device and shadow to the initial value."""
+        """Device and shadow to the initial value, in the entry scope of a start."""
+        self.scope = EntryScope.all_pipes(self.num_pipes)
+        self._clear()
+
+    def _clear(self) -> None:
         self.backend.clear_register(self.name)
         self.sync()
 
@@ -240,19 +259,17 @@ class CounterTable(_IndexedTable):
         else:
             self._shadow[:, index] = self.backend.read_counter(self.name, index)
 
-    def columns(self, spec: DataSpec, pipes: slice) -> list[Values]:
+    def columns(self, spec: DataSpec, pipes: list[int]) -> list[Values]:
         """One array: the sum over the pipes."""
         total: Values = self._shadow[pipes, :, AXIS[spec.name]].sum(axis=0, dtype=np.uint64)
         return [total]
 
-    def row(self, spec: DataSpec, pipes: slice, index: int) -> list[int]:
+    def row(self, spec: DataSpec, pipes: list[int], index: int) -> list[int]:
         """One value: the sum over the pipes."""
         return [sum(self._shadow[pipes, index, AXIS[spec.name]].tolist())]
 
-    def write_index(self, index: int, values: dict[str, int], target: p.TargetDevice) -> Callable[[], None]:
-        """Set both counts (0 unless given); only for all pipes together."""
-        if target.pipe_id != ALL_PIPES:
-            raise self.unsupported("can be written for all pipes (pipe_id 0xffff) only")
+    def write_index(self, index: int, values: dict[str, int], pipes: list[int]) -> Callable[[], None]:
+        """Set both counts (0 unless given), of all pipes together."""
         per_pipe = self.backend.read_counter(self.name, index)
         packets, octets = sum(pair[0] for pair in per_pipe), sum(pair[1] for pair in per_pipe)
         self._set(index, values.get("$COUNTER_SPEC_PKTS", 0), values.get("$COUNTER_SPEC_BYTES", 0))

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fabric_twin.bfrt_server.codec import DataValue, invalid
-from fabric_twin.bfrt_server.schema import TableSpec
+from fabric_twin.bfrt_server.entries import EntryTable
 from fabric_twin.bfrt_server.status import BfError, BfStatus
-from fabric_twin.bfrt_server.tables import EntryTable, InstalledEntry, Table
-from switch_agent import bfrt_proto as p
+from fabric_twin.bfrt_server.tables import InstalledEntry, Table
 
 __all__ = ["GROUP", "MEMBER", "STATUS", "ActionProfile", "Selector"]
 
@@ -24,11 +23,7 @@ class _Referenced(EntryTable):
     """A table whose entries others point to by id; such an entry cannot be deleted."""
 
     field: str
-
-    def __init__(self, spec: TableSpec, capacity: Callable[[TableSpec], int], num_pipes: int) -> None:
-        self._num_pipes = num_pipes
-        self._users: list[EntryTable] = []
-        super().__init__(spec, capacity)
+    _users: Sequence[EntryTable] = ()
 
     def link(self, tables: Mapping[int, Table]) -> None:
         """Find the tables that point into this one."""
@@ -38,15 +33,11 @@ class _Referenced(EntryTable):
             if isinstance(other, EntryTable) and self.spec.id in other.spec.depends_on
         ]
 
-    def check_target(self, target: p.TargetDevice) -> None:
-        """One set of entries for all pipes."""
-        self.pipes(target, self._num_pipes)
-
-    def check_unused(self, entry: InstalledEntry) -> None:
-        """ENTRY_REFERENCES_EXIST while a match entry or group points here."""
+    def check_unused(self, entry: InstalledEntry, pipes: tuple[int, ...]) -> None:
+        """ENTRY_REFERENCES_EXIST while a match entry or group of these pipes points here."""
         number = entry.key[self.field]
         for user in self._users:
-            for row in user.entries:
+            for row in (row for part in user.sets if part.pipes == pipes for row in part.rows.values()):
                 pointed = row.data.get(self.field)
                 if pointed == number or (isinstance(pointed, list) and number in pointed):
                     raise BfError(
@@ -66,13 +57,14 @@ class Selector(_Referenced):
 
     field = GROUP
     partial_modify = True
+    _profile: ActionProfile | None = None
 
     def link(self, tables: Mapping[int, Table]) -> None:
         """Find the profile that the members live in."""
         super().link(tables)
         self._profile = next((t for i in self.spec.depends_on if isinstance(t := tables.get(i), ActionProfile)), None)
 
-    def check(self, entry: InstalledEntry) -> None:
+    def check(self, entry: InstalledEntry, pipes: tuple[int, ...]) -> None:
         """Members exist, are distinct, have a status each, and are not too many."""
         where = f"table {self.spec.name}, group {entry.key[GROUP]}"
         members, status = entry.data[MEMBER], entry.data[STATUS]
@@ -83,8 +75,8 @@ class Selector(_Referenced):
         limit = entry.data[MAX_SIZE]
         if isinstance(limit, int) and len(members) > limit:
             raise BfError(BfStatus.NO_SPACE, f"{where}: {len(members)} members, {MAX_SIZE} is {limit};")
-        for member in members:
-            if self._profile is not None and not self._profile.has(int(member)):
+        for member in _ints(members):
+            if self._profile is not None and not self._profile.has(member, pipes):
                 raise BfError(BfStatus.OBJECT_NOT_FOUND, f"{where}: there is no member {member};")
 
     def increment(self, old: InstalledEntry, given: Mapping[str, DataValue], *, remove: bool) -> dict[str, DataValue]:
@@ -104,7 +96,7 @@ class Selector(_Referenced):
 
 
 def _ints(value: DataValue) -> list[int]:
-    return [int(item) for item in value] if isinstance(value, list) else []
+    return [int(item) for item in value if isinstance(item, int)] if isinstance(value, list) else []
 
 
 def _bools(value: DataValue) -> list[bool]:

@@ -20,9 +20,10 @@ class P4Program:
     """A program to load.
 
     ``defaults`` maps a match table's full name to (action, data) of a miss, ``const_entries`` to its constant
-    entries, ``register_initial`` a register's short name to its initial value: the P4 text says these, a
+    entries, ``register_initial`` a register's short name to its initial value, ``hash_algorithms`` a hash's
+    short name to its algorithm (as the ``.algorithm`` tables name it): the P4 text says these, a
     bf-rt.json does not. ``context`` and ``binary`` are what GetForwardingPipelineConfig shows as
-    context.json and tofino2.bin.
+    context.json and tofino2.bin; not empty, as clients push them back to clear the switch.
     """
 
     p4_name: str
@@ -30,8 +31,9 @@ class P4Program:
     defaults: Mapping[str, tuple[str, Mapping[str, DataValue]]] = field(default_factory=dict)
     const_entries: Mapping[str, Sequence[InstalledEntry]] = field(default_factory=dict)
     register_initial: Mapping[str, int] = field(default_factory=dict)
+    hash_algorithms: Mapping[str, str] = field(default_factory=dict)
     context: bytes = b"{}"
-    binary: bytes = b""
+    binary: bytes = b"no binary: not a Tofino"
 
     @classmethod
     def from_description(cls, program: description.Program = description.PROGRAM) -> P4Program:
@@ -43,6 +45,7 @@ class P4Program:
             defaults={prefix + t.name: (t.default_action, dict(t.default_data)) for t in program.tables},
             const_entries={prefix + t.name: _const_entries(t) for t in program.tables if t.const_entries},
             register_initial={r.name.rpartition(".")[2]: r.initial for r in program.registers},
+            hash_algorithms={h.name.rpartition(".")[2]: h.algorithm for h in program.hashes},
         )
 
 

@@ -57,7 +57,10 @@ class KeySpec:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """One data field. Of the fields with the same ``choice`` exactly one is given per entry."""
+    """One data field. Of the fields with the same ``choice`` exactly one is given per entry.
+
+    A container is a list of records; ``fields`` are those of a record.
+    """
 
     id: int
     name: str
@@ -66,6 +69,7 @@ class DataSpec:
     mandatory: bool = False
     read_only: bool = False
     choice: int | None = None
+    fields: Mapping[int, DataSpec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ def _data_spec(where: str, node: Json, *, outer: Json | None = None, choice: int
         mandatory=bool(flags.get("mandatory", False)),
         read_only=bool(flags.get("read_only", False)),
         choice=choice,
+        fields=_common_data(f"{where}, field {name}", node["container"]) if container else {},
     )
 
 

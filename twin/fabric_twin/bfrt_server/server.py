@@ -11,6 +11,7 @@ import grpc
 
 from fabric_twin.bfrt_server.backend import SwitchBackend
 from fabric_twin.bfrt_server.device import Device
+from fabric_twin.bfrt_server.entries import EntryTable
 from fabric_twin.bfrt_server.errors import BfRtServerError, BindError
 from fabric_twin.bfrt_server.faults import Faults
 from fabric_twin.bfrt_server.fixed_tables import Port
@@ -18,7 +19,7 @@ from fabric_twin.bfrt_server.program import P4Program
 from fabric_twin.bfrt_server.schema import TableSpec
 from fabric_twin.bfrt_server.service import BfRuntimeService
 from fabric_twin.bfrt_server.session import Sessions
-from fabric_twin.bfrt_server.tables import EntryTable, TableSnapshot
+from fabric_twin.bfrt_server.tables import TableSnapshot
 from symphony_common.rest import is_loopback
 
 __all__ = ["DEFAULT_PORT", "BfRtServer"]

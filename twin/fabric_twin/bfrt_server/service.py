@@ -140,8 +140,6 @@ class BfRuntimeService:
         if request.action == Set.BIND:
             self._bind(request)
             return
-        if not self._sessions.known(request.client_id):
-            raise BfError(BfStatus.NOT_READY, f"Unknown client {request.client_id}: subscribe first.")
         if request.action == Set.WARM_INIT_END:
             self._end_warm_init(request)
             return

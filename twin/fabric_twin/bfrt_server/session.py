@@ -84,10 +84,6 @@ class Sessions:
                 )
         session.p4_name = p4_name
 
-    def known(self, client_id: int) -> bool:
-        """Whether the client is subscribed."""
-        return client_id in self._sessions
-
     def bound_program(self, client_id: int) -> str:
         """The program the client is bound to, "" for strangers and unbound clients."""
         session = self._sessions.get(client_id)
