@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from fabric_twin.engine.state import Port
 from fabric_twin.errors import FabricError, UnknownNameError
 from fabric_twin.presets import PRESETS, get_preset
-from fabric_twin.topology import Topology, leaf_spine
+from fabric_twin.topology import Topology
 
 if TYPE_CHECKING:
     from conftest import Net
 
     Make = Callable[..., Net]
 
-DEMO = leaf_spine(PRESETS["demo"], seed=1)
+DEMO = Topology(PRESETS["demo"], seed=1)
 TAGS = range(0xC000, 0x10000)
 
 
@@ -72,7 +72,7 @@ def test_a_5_tuple_keeps_its_path_and_the_next_step_may_take_another() -> None:
 
 def test_without_the_source_port_the_step_does_not_matter() -> None:
     """Preset field `ecmp_sport`; different pairs of hosts still spread."""
-    topology = leaf_spine(get_preset("demo", ecmp_sport=False), seed=1)
+    topology = Topology(get_preset("demo", ecmp_sport=False), seed=1)
     assert len({spine(topology, 0, 9, sport) for sport in TAGS[::97]}) == 1
     assert len({spine(topology, 0, dst, 0xC000) for dst in range(8, 32)}) > 1
 
@@ -91,7 +91,7 @@ def test_a_mask_of_zero_on_a_switch_hides_the_port_from_its_hash(two_racks: Make
 
 def test_another_seed_takes_other_paths() -> None:
     """Every switch's hash has a salt from the seed."""
-    other = leaf_spine(PRESETS["demo"], seed=2)
+    other = Topology(PRESETS["demo"], seed=2)
     same = [spine(DEMO, 0, 9, sport) == spine(other, 0, 9, sport) for sport in TAGS[:400]]
     assert 50 < sum(same) < 150
     other.reseed(1)
@@ -118,5 +118,5 @@ def test_hosts_and_links_are_found_by_name_number_and_address() -> None:
 
 def test_one_switch_needs_no_spine() -> None:
     """The two-flows fabric: four hosts, one switch."""
-    topology = leaf_spine(PRESETS["two-flows"], seed=1)
+    topology = Topology(PRESETS["two-flows"], seed=1)
     assert names(topology, topology.path(topology.hosts[0], topology.hosts[3], 0xC000)) == ["h0->tor0", "tor0->h3"]

@@ -41,9 +41,9 @@ from fabric_twin.engine.state import (
     grow_pool,
 )
 from fabric_twin.errors import FabricError
-from fabric_twin.layout import NUM_PIPES, QP_ROWS, RTO_LINES, new_state, seed_random, set_margin
-from fabric_twin.presets import Preset
-from fabric_twin.topology import Host, leaf_spine
+from fabric_twin.layout import QP_ROWS, RTO_LINES, grow_lines, new_state, seed_random, set_margin
+from fabric_twin.presets import Preset, Settings
+from fabric_twin.topology import NUM_PIPES, Host, Switch, Topology
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.hashes import flow_signature, flow_slot
 
@@ -84,31 +84,35 @@ class Stats:
 
 
 class Fabric:
-    """Hosts, links and switches of a preset in virtual time.
+    """Hosts, links and switches of a preset or of a fabric file in virtual time.
 
     Args:
         preset: the fabric to build.
         seed: of RED's and Symphony's coins and of the ECMP hash.
+
+    Raises:
+        ConfigError: it cannot be built.
     """
 
-    def __init__(self, preset: Preset, seed: int = 1) -> None:
+    def __init__(self, preset: Settings, seed: int = 1) -> None:
         self.preset = preset
-        self.topology = leaf_spine(preset, seed)
+        self.topology = Topology(preset, seed)
         self.seed = seed
         self.num_pipes = NUM_PIPES
         self.cpu_s = 0.0
         self._qps: dict[int, _QpInfo] = {}
-        self._host_qps = [0] * preset.n_hosts
-        self._classify: list[Classify | None] = [None] * preset.tors
+        self._host_qps = [0] * len(self.topology.hosts)
+        self._classify: list[Classify | None] = [None] * len(self.topology.switches)
         self._ctl_lines: dict[int, int] = {}
         self._rto_lines: dict[int, int] = {}
         self._host_totals: dict[int, Any] = {}
         self._routes: dict[tuple[int, ...], int] = {}
         self._routes_end = 0
         self._ack_ps = [
-            round(info.delay_us * 1e6) + ACK_BYTES * round(8000 / info.gbps) for info in self.topology.ports
+            round(back.delay_us * 1e6) + ACK_BYTES * round(8000 / back.gbps)
+            for back in (self.topology.ports[info.reverse] for info in self.topology.ports)
         ]
-        """What a link adds to the delay of an acknowledgement."""
+        """What the way back over a link adds to the delay of an acknowledgement."""
         self.view, self.planes = new_state(preset, self.topology, seed)
         self._free_msg = 0
         self._free_qps = [i * Qp.COLUMNS for i in range(QP_ROWS - 1, -1, -1)]
@@ -333,7 +337,7 @@ class Fabric:
             if len(self._rto_lines) == RTO_LINES:
                 known = ", ".join(str(t) for t in sorted(self._rto_lines))
                 raise FabricError(f"the twin keeps {RTO_LINES} different ACK timeouts ({known}); use one of them")
-            line = 4 * (1 + len(self._rto_lines))
+            line = 4 * (int(self.view.sc[Sc.N_PAUSE_LINES]) + len(self._rto_lines))
             self._rto_lines[timeout] = line
             self.view.line[line] = round(4.096e6 * 2**timeout)
         return line
@@ -341,7 +345,9 @@ class Fabric:
     def _ctl_line(self, delay_ps: int) -> int:
         line = self._ctl_lines.get(delay_ps)
         if line is None:
-            line = 4 * (1 + RTO_LINES + len(self._ctl_lines))
+            line = 4 * (int(self.view.sc[Sc.N_PAUSE_LINES]) + RTO_LINES + len(self._ctl_lines))
+            if line == len(self.view.line):
+                self.view = grow_lines(self.view)
             self._ctl_lines[delay_ps] = line
             self.view.line[line] = delay_ps
         return line
@@ -380,7 +386,7 @@ class Fabric:
         words: list[int] = []
         for port in info.path:
             node = self.topology.ports[port].peer
-            classify = self._classify[node] if 0 <= node < len(self._classify) else None
+            classify = self._classify[node] if node >= 0 else None
             found = classify(int(info.host.address), int(info.dest.address), info.sport) if classify else None
             words += [port << PORT_SHIFT, *(found or (-1, 0)), 0]
         self.view.qp[q + Qp.ROUTE] = self._intern_route(tuple(words))
@@ -425,11 +431,22 @@ class Fabric:
 
     # ---------------------------------------------------------------------------------------- switches
 
-    def set_classifier(self, tor: int, classify: Classify | None) -> None:
-        """How ToR `tor` maps (source, destination, source port) to (Job_ID, state block), or to None."""
-        self._classify[tor] = classify
-        for q in self._qps:
-            self._classify_qp(q)
+    def _symphony(self, switch: int) -> Switch:
+        found = self.topology.switches[switch]
+        if found.pipeline < 0:
+            raise FabricError(f"{found.name} does not run Symphony; the fabric's symphony_tiers say which switches do")
+        return found
+
+    def set_classifier(self, switch: int, classify: Classify | None) -> None:
+        """How a switch maps (source, destination, source port) to (Job_ID, state block), or to None.
+
+        Raises:
+            FabricError: it does not run Symphony.
+        """
+        self._classify[self._symphony(switch).index] = classify
+        for q, info in self._qps.items():
+            if any(self.topology.ports[port].peer == switch for port in info.path):
+                self._classify_qp(q)
 
     def set_hash_sport_mask(self, switch: int, mask: int) -> None:
         """Which bits of the UDP source port the ECMP hash of this switch sees."""
@@ -437,11 +454,16 @@ class Fabric:
         for q in self._qps:
             self._route(q)
 
-    def set_params(self, tor: int, job: int, values: tuple[int, ...] | None) -> None:
-        """Parameters of a job on a ToR (`ParamEntry.values()`), or None: plain forwarding."""
-        self.view.enabled[tor * N_JOB + job] = values is not None
+    def set_params(self, switch: int, job: int, values: tuple[int, ...] | None) -> None:
+        """Parameters of a job on a switch (`ParamEntry.values()`), or None: plain forwarding.
+
+        Raises:
+            FabricError: it does not run Symphony.
+        """
+        row = self._symphony(switch).pipeline
+        self.view.enabled[row * N_JOB + job] = values is not None
         if values is not None:
-            self.planes.params[tor, job] = values
+            self.planes.params[row, job] = values
 
     # ---------------------------------------------------------------------------------------- links, counters
 
@@ -474,7 +496,7 @@ class Fabric:
         """Route around these directed links from now on; packets on their way keep their path."""
         avoided = frozenset(self.topology.port(name).index for name in links)
         if avoided != self.topology.avoided:
-            self.topology.avoided = avoided
+            self.topology.avoid(avoided)
             for q in self._qps:
                 self._route(q)
 

@@ -25,32 +25,33 @@ from fabric_twin.engine.state import (
     View,
     new_pool,
 )
-from fabric_twin.presets import DCQCN_SETS, Preset
-from fabric_twin.topology import Topology
+from fabric_twin.presets import DCQCN_SETS, Settings
+from fabric_twin.topology import NUM_PIPES, PORTS_PER_PIPE, Topology
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.pipeline import new_lookups, new_registers
 
-__all__ = ["NUM_PIPES", "QP_ROWS", "RTO_LINES", "new_state", "seed_random", "set_margin"]
+__all__ = ["QP_ROWS", "RTO_LINES", "grow_lines", "new_state", "seed_random", "set_margin"]
 
-NUM_PIPES = 4
 RTO_LINES = 8
 """Different ACK timeouts that may be in use."""
 QP_ROWS = 64
 """QPs there is room for at first; the arrays grow."""
 
 
-def new_state(preset: Preset, topology: Topology, seed: int) -> tuple[View, Planes]:
+def new_state(preset: Settings, topology: Topology, seed: int) -> tuple[View, Planes]:
     """All arrays of a fabric at time 0, with nothing on its way."""
     n_ports = len(topology.ports)
     n_switches = len(topology.switches)
-    n_lines = 1 + RTO_LINES + MAX_DISTANCES  # pause frames, timeouts, acknowledgements by distance
+    n_rows = len(topology.symphony_switches)
+    delays = dict.fromkeys(round(info.delay_us * 1e6) for info in topology.ports)
+    n_lines = len(delays) + RTO_LINES + MAX_DISTANCES  # pause frames, timeouts, acknowledgements by distance
     sc = np.zeros(Sc.COLUMNS, dtype=np.int64)
     pk = new_pool(16384, Packet.COLUMNS)
     ctl = new_pool(16384, Ctl.COLUMNS)
     sc[Sc.FREE_PACKETS] = len(pk) // Packet.COLUMNS
     sc[Sc.FREE_CTLS] = len(ctl) // Ctl.COLUMNS
     sc[Sc.N_PORTS], sc[Sc.CTL_BASE] = n_ports, n_ports
-    sc[Sc.PFC_LINE] = 0
+    sc[Sc.N_PAUSE_LINES] = len(delays)
     sc[Sc.PFC_ON] = int(preset.pfc)
     sc[Sc.PFC_SHIFT] = 3
     sc[Sc.PFC_RESUME_OFFSET] = 3072
@@ -66,14 +67,16 @@ def new_state(preset: Preset, topology: Topology, seed: int) -> tuple[View, Plan
         row[Port.INDEX] = info.slot
         row[Port.KMIN], row[Port.KMAX] = preset.kmin, preset.kmax
         row[Port.PMAX] = round(preset.pmax * 2**32)
-        tor = info.peer if 0 <= info.peer < preset.tors else -1
-        row[Port.ROW] = -1 if tor < 0 else tor * NUM_PIPES + (0 if info.node < 0 else 1)
+        pipeline = topology.switches[info.peer].pipeline if info.peer >= 0 else -1
+        pipe = topology.ports[info.reverse].device_port // PORTS_PER_PIPE
+        row[Port.ROW] = -1 if pipeline < 0 else pipeline * NUM_PIPES + pipe
     frame_ps = (preset.mtu + MTU_HEADER_BYTES + GAP_BYTES) * int(np.median(port[:, Port.PS_PER_BYTE]))
     sc[Sc.BUCKET_SHIFT] = (frame_ps // n_ports).bit_length()  # an event or less in a bucket, all ports being busy
     sw = np.zeros((n_switches, Sw.COLUMNS), dtype=np.int64)
     sw[:, Sw.BUFFER] = preset.buffer_bytes
-    sw[:, Sw.PIPELINE] = [s.index if s.tier == 0 else -1 for s in topology.switches]
+    sw[:, Sw.PIPELINE] = [s.pipeline for s in topology.switches]
     line = np.full((n_lines, 4), -1, dtype=np.int64)
+    line[: len(delays), 0] = list(delays)
     view = View(
         sc=sc,
         key=np.full(n_ports + n_lines, NEVER, dtype=np.int64),
@@ -90,19 +93,31 @@ def new_state(preset: Preset, topology: Topology, seed: int) -> tuple[View, Plan
         ccq=np.zeros(QP_ROWS * CcQp.COLUMNS, dtype=np.float64),
         cc=DCQCN_SETS[preset.dcqcn].vector(),
         msg=new_pool(1024, Msg.COLUMNS),
-        active=np.zeros(preset.n_hosts * ACTIVE_MAX, dtype=np.int32),
+        active=np.zeros(len(topology.hosts) * ACTIVE_MAX, dtype=np.int32),
         out=np.zeros(8192 * Event.COLUMNS, dtype=np.int64),
-        enabled=np.zeros(preset.tors * N_JOB, dtype=np.uint8),
-        counts=np.zeros(preset.tors * NUM_PIPES * N_JOB * 8, dtype=np.int64),
+        enabled=np.zeros(n_rows * N_JOB, dtype=np.uint8),
+        counts=np.zeros(n_rows * NUM_PIPES * N_JOB * 8, dtype=np.int64),
     )
     planes = Planes(
-        regs=new_registers(preset.tors * NUM_PIPES),
-        lut=new_lookups(preset.tors),
-        params=np.zeros((preset.tors, N_JOB, 10), dtype=np.int64),
+        regs=new_registers(n_rows * NUM_PIPES),
+        lut=new_lookups(n_rows),
+        params=np.zeros((n_rows, N_JOB, 10), dtype=np.int64),
     )
     seed_random(view, seed)
     set_margin(view)
     return view, planes
+
+
+def grow_lines(view: View) -> View:
+    """Twice as many delay lines."""
+    n = len(view.line) // 4
+    more = np.full(n, -1, dtype=np.int32)
+    return view._replace(
+        line=np.concatenate([view.line, np.full(4 * n, -1, dtype=np.int64)]),
+        key=np.concatenate([view.key, np.full(n, NEVER, dtype=np.int64)]),
+        after=np.concatenate([view.after, more]),
+        before=np.concatenate([view.before, more]),
+    )
 
 
 def seed_random(view: View, seed: int) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ToR of the fabric as BF-Runtime sees it: registers, counters, and what the tables make the pipeline do.
+"""A Symphony switch of the fabric as BF-Runtime sees it: registers, counters, and what the tables make the pipeline do.
 
 Nothing here is a short cut for the control plane: the pipeline runs what was written through BF-Runtime, the
-look-up entries included. A ToR whose tables nobody has filled forwards packets and tracks nothing.
+look-up entries included. A switch whose tables nobody has filled forwards packets and tracks nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 from fabric_twin.bfrt_server import InstalledEntry, TableSnapshot
 from fabric_twin.engine.state import PORT_SHIFT, Port
 from fabric_twin.fabric import Fabric
-from fabric_twin.layout import NUM_PIPES
 from fabric_twin.red_profile import DEPTHS, Red, red_of
-from fabric_twin.topology import Topology
+from fabric_twin.topology import NUM_PIPES, Topology
 from switch_agent.dataplane.constants import N_JOB
 from switch_agent.dataplane.lookup import TernaryEntry, lookup_tables
 from switch_agent.dataplane.params import ParamEntry
@@ -28,7 +27,6 @@ __all__ = ["TwinSwitch", "device_ports"]
 
 log = logging.getLogger(__name__)
 
-PORTS_PER_PIPE = 128
 Values = np.ndarray[Any, np.dtype[Any]]
 
 _REGISTERS = {
@@ -43,26 +41,29 @@ _REGISTERS = {
 _COUNTERS = {"job_all": 0, "job_outpacing": 1, "job_marked_symphony": 2, "job_marked_queue": 3}
 
 
-def device_ports(topology: Topology, tor: int) -> dict[int, int]:
-    """Device port -> index of the port that leaves by it: host ports are in pipe 0, uplinks in pipe 1."""
-    ports: dict[int, int] = {}
-    for index in topology.switches[tor].ports:
-        number = 0 if topology.ports[index].peer < 0 else PORTS_PER_PIPE
-        while number in ports:
-            number += 1
-        ports[number] = index
-    return ports
+def device_ports(topology: Topology, switch: int) -> dict[int, int]:
+    """Device port -> index of the port that leaves by it: downward ports are in pipe 0, uplinks in pipe 1.
+
+    More than 128 downward ports fill the next pipes and move the uplinks on; a fabric file can say otherwise.
+    """
+    return {topology.ports[index].device_port: index for index in topology.switches[switch].ports}
 
 
 class TwinSwitch:
-    """The backend of one ToR's BF-Runtime server (`fabric_twin.bfrt_server.SwitchBackend`)."""
+    """The backend of one switch's BF-Runtime server (`fabric_twin.bfrt_server.SwitchBackend`).
 
-    def __init__(self, fabric: Fabric, tor: int) -> None:
-        self.name = fabric.topology.switches[tor].name
+    Args:
+        fabric: the fabric.
+        switch: index of a switch with Symphony.
+    """
+
+    def __init__(self, fabric: Fabric, switch: int) -> None:
+        self.name = fabric.topology.switches[switch].name
         self.num_pipes = NUM_PIPES
         self._fabric = fabric
-        self._tor = tor
-        self._rows = slice(tor * NUM_PIPES, (tor + 1) * NUM_PIPES)
+        self._switch = switch
+        self._pipeline = fabric.topology.switches[switch].pipeline
+        self._rows = slice(self._pipeline * NUM_PIPES, (self._pipeline + 1) * NUM_PIPES)
         self._on_change: dict[str, Callable[[TableSnapshot], None]] = {
             "job_classify": self._classification,
             "job_params": self._params,
@@ -70,10 +71,10 @@ class TwinSwitch:
             "red_profile": self._red,
             **{name: self._lookup(name) for name in lookup_tables()},
         }
-        self._ports = device_ports(fabric.topology, tor)
+        self._ports = device_ports(fabric.topology, switch)
         self._installed: dict[int, InstalledEntry] = {}
         for name in lookup_tables():
-            install_lookup(fabric.planes.lut, tor, name, [], 0)  # as on a switch that has just started
+            install_lookup(fabric.planes.lut, self._pipeline, name, [], 0)  # as on a switch that has just started
 
     # ---------------------------------------------------------------------------------------- registers
 
@@ -136,7 +137,7 @@ class TwinSwitch:
                 )
 
     def _classification(self, snapshot: TableSnapshot) -> None:
-        self._fabric.set_classifier(self._tor, _Classifier(snapshot.entries) if snapshot.entries else None)
+        self._fabric.set_classifier(self._switch, _Classifier(snapshot.entries) if snapshot.entries else None)
 
     def _params(self, snapshot: TableSnapshot) -> None:
         wanted: dict[int, InstalledEntry] = {}
@@ -145,17 +146,17 @@ class TwinSwitch:
             if isinstance(job, int) and job < N_JOB and entry.action.endswith("set_params"):
                 wanted[job] = entry
         for job in self._installed.keys() - wanted.keys():
-            self._fabric.set_params(self._tor, job, None)
+            self._fabric.set_params(self._switch, job, None)
         for job, entry in wanted.items():
             if self._installed.get(job) is not entry:  # entries that a write did not touch are the same objects
-                self._fabric.set_params(self._tor, job, ParamEntry.from_data(_ints(entry.data)).values())
+                self._fabric.set_params(self._switch, job, ParamEntry.from_data(_ints(entry.data)).values())
         self._installed = wanted
 
     def _ecmp(self, snapshot: TableSnapshot) -> None:
         assert snapshot.default is not None
         mask = _ints(snapshot.default[1])["mask"] if self._fabric.preset.ecmp_sport else 0
-        if self._fabric.topology.switches[self._tor].hash_sport_mask != mask:
-            self._fabric.set_hash_sport_mask(self._tor, mask)
+        if self._fabric.topology.switches[self._switch].hash_sport_mask != mask:
+            self._fabric.set_hash_sport_mask(self._switch, mask)
 
     def _red(self, snapshot: TableSnapshot) -> None:
         """RED as the entries have it; without entries that of the preset, where the program would not mark at all."""
@@ -194,7 +195,7 @@ class TwinSwitch:
             default = 0
             if snapshot.default is not None:
                 default = signed(next(iter(_ints(snapshot.default[1]).values()), 0))
-            install_lookup(self._fabric.planes.lut, self._tor, name, entries, default)
+            install_lookup(self._fabric.planes.lut, self._pipeline, name, entries, default)
 
         return change
 

@@ -465,21 +465,11 @@ class VerbsService:
                 self._hold_after_ps = None
         client.job, client.rank, client.pid = job, rank, pid
         preset = self.fabric.preset
-        description = {
-            "hosts": preset.n_hosts,
-            "tors": preset.tors,
-            "spines": preset.spines,
-            "host_gbps": preset.host_gbps,
-            "uplink_gbps": preset.uplink_gbps,
-            "mtu": preset.mtu,
-            "dcqcn": preset.dcqcn,
-            "ecmp_sport": preset.ecmp_sport,
-        }
         return {
             "version": PROTOCOL_VERSION,
             "now_ns": self.fabric.now_ns,
             "preset": preset.name,
-            "description": description,
+            "description": preset.description(),
         }
 
     def _detach(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
@@ -499,7 +489,7 @@ class VerbsService:
             "gid": f"::ffff:{host.address}",
             "active_mtu": self.fabric.preset.mtu,
             "max_msg_sz": MAX_MSG_SZ,
-            "rate_gbps": self.fabric.preset.host_gbps,
+            "rate_gbps": host.gbps,
             "max_qp_wr": MAX_QP_WR,
             "max_cqe": MAX_CQE,
         }

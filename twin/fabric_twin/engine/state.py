@@ -39,7 +39,7 @@ class Sc(IntEnum):
     STOP = 8
     N_PORTS = 9
     CTL_BASE = 10  # entity of the first delay line
-    PFC_LINE = 11  # entity of the line of pause frames
+    N_PAUSE_LINES = 11  # the first delay lines are those of pause frames, one for each delay of links
     BUCKET_SHIFT = 12  # a bucket of the calendar is 2^BUCKET_SHIFT ps wide
     RNG_FABRIC = 13  # xorshift64* states, never 0: coins of RED and of lossy links
     PFC_ON = 14

@@ -123,9 +123,18 @@ def port_advance(s: View, p: int, t: int) -> None:
             limit = ((s.sw[node + Sw.BUFFER] - s.sw[node + Sw.USED]) >> s.sc[Sc.PFC_SHIFT]) - s.sc[Sc.PFC_RESUME_OFFSET]
             if waiting <= limit or waiting == 0:
                 port[source + Port.XOFF] = 0
-                push(s, s.sc[Sc.PFC_LINE], max(t, start + port[source + Port.DELAY_PS]), PFC_OFF, source, 0, 0)
+                _pause(s, source, max(t, start + port[source + Port.DELAY_PS]), PFC_OFF)
 
         _depart(s, p, k, start)
+
+
+@inner
+def _pause(s: View, p: int, at: int, kind: int) -> None:
+    """Send a pause frame to the sender of link `p`. Those of links of one delay are in one line, so order is kept."""
+    line = 0
+    while s.line[line] != s.port[p + Port.DELAY_PS]:
+        line += 4
+    push(s, line, at, kind, p, 0, 0)
 
 
 @inner
@@ -190,7 +199,7 @@ def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
         and waiting > (s.sw[node + Sw.BUFFER] - used) >> s.sc[Sc.PFC_SHIFT]
     ):
         port[p + Port.XOFF] = 1
-        push(s, s.sc[Sc.PFC_LINE], t + port[p + Port.DELAY_PS], PFC_ON, p, 0, 0)
+        _pause(s, p, t + port[p + Port.DELAY_PS], PFC_ON)
 
     pk[k + Packet.HOP] = hop + Hop.COLUMNS
     pk[k + Packet.IN_PORT] = p
