@@ -12,7 +12,7 @@ from fabric_twin.engine import kernel
 from fabric_twin.engine.dcqcn import CcQp
 from fabric_twin.engine.state import CC_SHIFT, Ctl, Packet, Port, Qp, Sc, Sw
 from fabric_twin.fabric import ACKED, DELIVERED, Fabric, FabricEvent
-from fabric_twin.presets import Preset
+from fabric_twin.presets import Preset, Settings
 
 HEADER = 62
 GAP = 20
@@ -24,7 +24,7 @@ MS = 10**9
 class Net:
     """A fabric under test. Times are picoseconds of virtual time."""
 
-    def __init__(self, preset: Preset, seed: int = 1) -> None:
+    def __init__(self, preset: Settings, seed: int = 1) -> None:
         self.preset = preset
         self.fabric = Fabric(preset, seed)
         self.events: list[FabricEvent] = []
@@ -119,7 +119,7 @@ class Net:
 
     def serial(self, payload: int, gbps: float | None = None) -> int:
         """Time that a packet with `payload` bytes occupies a link."""
-        return (payload + HEADER + GAP) * round(8000 / (gbps or self.preset.host_gbps))
+        return (payload + HEADER + GAP) * round(8000 / (gbps or self.fabric.topology.hosts[0].gbps))
 
     def packets(self, length: int) -> list[int]:
         """Payloads of the packets of a message."""
@@ -150,6 +150,12 @@ def chain(pool: Any, head: int) -> int:
     while head >= 0:
         head, count = int(pool[head]), count + 1
     return count
+
+
+@pytest.fixture(scope="session")
+def net_of() -> Callable[..., Net]:
+    """Makes a net of any fabric."""
+    return Net
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,20 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--mtu", "20"], "has mtu 20; allowed are 256 to 9000 bytes"),
         (["--buffer-bytes", "5"], "needs 20 packets at least"),
         (["--host-gbps", "-1"], "not positive"),
+        (["--host-gbps", "nan"], "not positive"),
+        (["--oversubscription", "1:3"], "impossible: a ToR of demo has 80 Gb/s downwards, so it needs 2.66667 uplinks"),
+        (["--oversubscription", "1:2,1:2"], "demo has 1 tiers with uplinks"),
+        (["--oversubscription", "2"], "write 1:1 to 1:8"),
+        (["--oversubscription", "1:2", "--spines", "3"], "say the same thing"),
+        (["--pods", "2"], "with several pods, one core switch"),
+        (["--pods", "3", "--cores", "1"], "needs a multiple of pods x rails"),
+        (["--skew", "tor0->spine0=3"], "a factor from 1.0 to 2.0"),
+        (["--skew", "tor0->spine9=1.5"], "no link 'tor0->spine9'; names look like h0->tor0"),
+        (["--skew", "spine0->tor1=1.5"], "shares its traffic with 0 other links"),
+        (["--symphony-tiers", "leaf"], "symphony_tiers 'leaf'; give all, none, or some of tor,spine,core"),
+        (["--fabric", "/no/such/file"], "cannot read /no/such/file: No such file"),
+        (["--fabric", "/dev/null", "--tors", "3"], "--tors and --fabric do not go together"),
+        (["--fabric", "/dev/null"], "/dev/null: empty"),
         (["--pace", "0"], "--pace 0.0: allowed are more than 0"),
         (["--pace", "nan"], "--pace nan"),
         (["--pace", "inf"], "--pace inf"),
@@ -71,8 +85,19 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """Fabrics and DCQCN sets with their numbers."""
     main(["presets"])
     out = capsys.readouterr().out
-    assert re.search(r"^demo +4 +32 +4 +10/10G +4096 +mlx$", out, re.MULTILINE)
+    assert re.search(r"^demo +1 +4 +32 +32 +4 +0 +10/10G +1:2 +4096 +mlx$", out, re.MULTILINE)
+    assert re.search(r"^paper-256 +2 +8 +256 +256 +8 +2 +10/10/10G +1:8,1:2 +4096 +mlx$", out, re.MULTILINE)
     assert re.search(r"^spec +spec +55 +0 +55 +5 +40 +200$", out, re.MULTILINE)
+
+
+def test_each_value_of_a_preset_has_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """The paper's table, its text, or ours; what follows from them is said to."""
+    main(["presets", "paper-512"])
+    out = capsys.readouterr().out
+    assert re.search(r"^cores +4  paper, table 1: 2/4$", out, re.MULTILINE)
+    assert re.search(r"^buffer_bytes +9000000  ours$", out, re.MULTILINE)
+    assert re.search(r"^oversubscription 1:8, 1:1, from the above: ToRs, spines$", out, re.MULTILINE)
+    assert "no preset 'huge'" in fails(capsys, "presets", "huge")
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

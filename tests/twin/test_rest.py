@@ -59,7 +59,10 @@ async def test_the_topology_lists_hosts_switches_and_links(api: httpx.AsyncClien
     """Eight hosts, two ToRs and two spines; a link is directed."""
     answer = (await api.get("/api/v1/topology")).json()
     assert answer["preset"] == "small"
-    assert answer["hosts"][5] == {"name": "h5", "address": "10.0.1.2", "switch": "tor1"}
+    assert (answer["description"]["hosts"], answer["description"]["spines"]) == (8, 2)
+    assert answer["hosts"][5] == {
+        "name": "h5", "address": "10.0.1.2", "switch": "tor1", "machine": "h5", "rail": 0,
+    }  # fmt: skip
     assert [s["name"] for s in answer["switches"]] == ["tor0", "tor1", "spine0", "spine1"]
     assert [s["bfrt"] is None for s in answer["switches"]] == [False, False, True, True]
     assert {"name": "tor0->spine1", "gbps": 10.0, "delay_us": 1.0} in answer["links"]
@@ -122,7 +125,7 @@ async def test_what_is_no_json_number_is_422(api: httpx.AsyncClient, body: str) 
         ("GET", "hosts/h8/counters", "no host 'h8'; this fabric has h0 to h7"),
         ("GET", "links/tor0->h7", "no link 'tor0->h7'; names look like h0->tor0"),
         ("PATCH", "links/uplink", "no link 'uplink'"),
-        ("POST", "switches/spine0/restart", "no ToR 'spine0'; there are tor0 to tor1"),
+        ("POST", "switches/spine0/restart", "no switch 'spine0' with Symphony; there are tor0 to tor1"),
     ],
 )
 async def test_an_unknown_name_is_404_and_says_what_names_there_are(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The twin as a process: fabric, verbs socket, a BF-Runtime server per ToR and a REST API on one asyncio loop.
+"""The twin as a process: fabric, verbs socket, BF-Runtime servers and a REST API on one asyncio loop.
 
 The engine runs in slices of about 2 ms between which the loop serves everybody else, so no state needs a lock and
 a table write lands between two packets.
@@ -23,7 +23,7 @@ from fabric_twin.bfrt_server import BfRtServer, BindError, P4Program, Port
 from fabric_twin.errors import ConfigError, UnknownNameError
 from fabric_twin.events import Event
 from fabric_twin.fabric import Fabric, warm_up
-from fabric_twin.presets import Preset
+from fabric_twin.presets import Settings
 from fabric_twin.rest import make_app
 from fabric_twin.switch import TwinSwitch, device_ports
 from fabric_twin.verbs_service import VerbsService
@@ -38,7 +38,7 @@ LOOPBACK = "127.0.0.1"
 class TwinConfig:
     """Where a twin listens. Port 0 takes a free port; BF-Runtime servers take `bfrt_port` and the ones above."""
 
-    preset: Preset
+    preset: Settings
     seed: int
     verbs: Path
     bfrt_port: int = 50052
@@ -63,43 +63,46 @@ class Twin:
         program = P4Program.from_description()
         self.bfrt = [
             BfRtServer(
-                TwinSwitch(self.fabric, tor),
+                TwinSwitch(self.fabric, switch.index),
                 program,
-                port=config.bfrt_port + tor if config.bfrt_port else 0,
-                ports=self._ports(tor),
+                port=config.bfrt_port + switch.pipeline if config.bfrt_port else 0,
+                ports=self._ports(switch.index),
             )
-            for tor in range(config.preset.tors)
+            for switch in self.fabric.topology.symphony_switches
         ]
         self.http_port = config.http_port
         self._restarts: set[asyncio.Task[None]] = set()
 
-    def _ports(self, tor: int) -> list[Port]:
+    def _ports(self, switch: int) -> list[Port]:
         topology = self.fabric.topology
         return [
             Port(number, f"{number // 4 + 1}/{number % 4}", speed_gbps=round(topology.ports[index].gbps))
-            for number, index in device_ports(topology, tor).items()
+            for number, index in device_ports(topology, switch).items()
         ]
 
     def bfrt_address(self, switch: int) -> str | None:
-        """host:port of a switch's BF-Runtime server; None for spines, which have none."""
-        return self.bfrt[switch].address if switch < len(self.bfrt) else None
+        """host:port of a switch's BF-Runtime server; None for one without Symphony, which has none."""
+        pipeline = self.fabric.topology.switches[switch].pipeline
+        return self.bfrt[pipeline].address if pipeline >= 0 else None
 
     def bfrt_address_of(self, name: str) -> str:
         """The same by name.
 
         Raises:
-            UnknownNameError: no such ToR.
+            UnknownNameError: no Symphony switch has it.
         """
         return self._server_of(name).address
 
     def _server_of(self, name: str) -> BfRtServer:
-        for switch, server in zip(self.fabric.topology.switches, self.bfrt, strict=False):
+        switches = self.fabric.topology.symphony_switches
+        for switch, server in zip(switches, self.bfrt, strict=True):
             if switch.name == name:
                 return server
-        raise UnknownNameError(f"no ToR {name!r}; there are tor0 to tor{len(self.bfrt) - 1}")
+        known = f"there are {switches[0].name} to {switches[-1].name}" if switches else "there is none at all"
+        raise UnknownNameError(f"no switch {name!r} with Symphony; {known}")
 
     async def restart_switch(self, name: str, down_s: float) -> None:
-        """Stop a ToR's BF-Runtime server and start it again with empty tables, as when bf_switchd restarts."""
+        """Stop a switch's BF-Runtime server and start it again with empty tables, as when bf_switchd restarts."""
         await self._server_of(name).faults.restart(down_s)
 
     def _restart_later(self, name: str, down_ms: float, finished: Callable[[], None]) -> None:
@@ -119,19 +122,21 @@ class Twin:
     def testbed(self) -> dict[str, Any]:
         """What `testbed.yaml` says about this twin."""
         topology = self.fabric.topology
-        tors = topology.switches[: len(self.bfrt)]
+        listed = {switch.index for switch in topology.symphony_switches}
         return {
             "name": f"twin-{self.config.preset.name}",
             "switches": [
                 {
-                    "name": tor.name,
-                    "url": f"http://{LOOPBACK}:{self.config.agent_port + tor.index}",
-                    "bfrt": self.bfrt_address(tor.index),
+                    "name": switch.name,
+                    "tier": switch.tier,
+                    "url": f"http://{LOOPBACK}:{self.config.agent_port + switch.pipeline}",
+                    "bfrt": self.bfrt_address(switch.index),
                 }
-                for tor in tors
+                for switch in topology.symphony_switches
             ],
             "hosts": [
-                {"name": h.name, "address": str(h.address), "switch": topology.switches[h.tor].name}
+                {"name": h.name, "address": str(h.address)}
+                | ({"switch": topology.switches[h.tor].name} if h.tor in listed else {})
                 for h in topology.hosts
             ],
             "twin": {
@@ -220,9 +225,10 @@ async def _serve(config: TwinConfig) -> None:
 
 async def _announce(twin: Twin, ready: asyncio.Event) -> None:
     await ready.wait()
-    print(f"fabric-twin: {twin.config.preset.name}, {twin.config.preset.n_hosts} hosts, seed {twin.config.seed}")
+    topology = twin.fabric.topology
+    print(f"fabric-twin: {twin.config.preset.name}, {len(topology.hosts)} hosts, seed {twin.config.seed}")
     print(f"  verbs   {twin.config.verbs}")
-    for switch, server in zip(twin.fabric.topology.switches, twin.bfrt, strict=False):
+    for switch, server in zip(topology.symphony_switches, twin.bfrt, strict=True):
         print(f"  {switch.name:7} BF-Runtime {server.address}")
     print(f"  REST    http://{LOOPBACK}:{twin.http_port}/docs", flush=True)
 

@@ -82,7 +82,7 @@ _SOURCES = {
     "pmax": PAPER_TEXT,
     "ecmp_sport": PAPER_TEXT + ": ECMP by 5-tuple",
     "routing": PAPER_TEXT + ": ECMP by 5-tuple",
-    "symphony_tiers": "paper, section 5: ToRs suffice",
+    "symphony_tiers": "paper, discussion: needed on ToRs only",
     "dcqcn": PAPER_TEXT + ": HPCC's configuration, as docs/twin.md reads it",
 }
 """Where the values that presets share come from; what is not named is ours."""
@@ -257,10 +257,12 @@ class Preset(Settings):
         return self.sources.get(name) or _SOURCES.get(name, "ours")
 
     def description(self) -> dict[str, Any]:
+        """What results say about the fabric: its shape, and the settings."""
         shape = ("tors", "spines", "pods", "cores", "rails", "host_gbps", "uplink_gbps", "core_gbps")
         return {"hosts": self.n_hosts} | {name: getattr(self, name) for name in shape} | super().description()
 
     def plan(self) -> Plan:
+        """Pods of ToRs and spines, and core switches."""
         return _pods(self)
 
 
@@ -302,7 +304,12 @@ _POD = {
 }
 _WIDE_POD = _POD | {"spines": "ours, for an oversubscription out of 1:2 to 1:8 (section 4.1)"}
 _SMALL = dict.fromkeys(_SHAPE, "ours")
-_FIGURE_9 = {"tors": "paper, figure 9", "spines": "paper, figure 9", "dcqcn": "the DCQCN paper's values: ours"}
+_FIGURE_9 = {
+    "tors": "paper, figure 9: hosts on one switch",
+    "spines": "paper, figure 9: hosts on one switch",
+    "mtu": "ours: gives figure 9's time of one flow alone",
+    "dcqcn": "ours: the DCQCN paper's values",
+}
 
 PRESETS = {
     preset.name: preset
@@ -379,7 +386,9 @@ def _uplinks(p: Preset, oversubscription: str) -> dict[str, int]:
     if p.cores:
         tiers.append(("cores", "spine", p.tors // p.pods * p.uplink_gbps, p.core_gbps))
     if p.tors == 1 or len(words) > len(tiers):
-        raise ConfigError(f"oversubscription {oversubscription}: {p.name} has {len(p.oversubscription)} tiers with uplinks")
+        raise ConfigError(
+            f"oversubscription {oversubscription}: {p.name} has {len(p.oversubscription)} tiers with uplinks"
+        )
     out = {}
     for word, (field_name, tier, down, rate) in zip(words, tiers, strict=False):
         one, _, ratio = word.partition(":")

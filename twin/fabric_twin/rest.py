@@ -98,11 +98,21 @@ def make_app(twin: Twin) -> FastAPI:
 
     @app.get("/api/v1/topology")
     async def topology() -> dict[str, Any]:
-        """Hosts, switches and links."""
+        """Hosts (one entry per NIC), switches and directed links."""
         t = fabric.topology
         return {
             "preset": fabric.preset.name,
-            "hosts": [{"name": h.name, "address": str(h.address), "switch": t.switches[h.tor].name} for h in t.hosts],
+            "description": fabric.preset.description(),
+            "hosts": [
+                {
+                    "name": h.name,
+                    "address": str(h.address),
+                    "switch": t.switches[h.tor].name,
+                    "machine": h.machine,
+                    "rail": h.rail,
+                }
+                for h in t.hosts
+            ],
             "switches": [{"name": s.name, "tier": s.tier, "bfrt": twin.bfrt_address(s.index)} for s in t.switches],
             "links": [{"name": p.name, "gbps": p.gbps, "delay_us": p.delay_us} for p in t.ports],
         }
@@ -182,7 +192,7 @@ def make_app(twin: Twin) -> FastAPI:
 
     @app.post("/api/v1/switches/{name}/restart")
     async def restart(name: str, body: Restart) -> dict[str, str]:
-        """Restart the BF-Runtime server of a ToR; the answer comes when it listens again."""
+        """Restart the BF-Runtime server of a switch; the answer comes when it listens again."""
         await twin.restart_switch(name, body.down_s)
         return {"name": name, "bfrt": twin.bfrt_address_of(name)}
 

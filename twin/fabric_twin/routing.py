@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 __all__ = ["Detour", "ecmp_hash", "mix", "up_down"]
 
 _M64 = (1 << 64) - 1
-_R2 = (0xC13FA9A902A6328F, 0x91E10DA5C79E7B1C)
-"""1/rho and 1/rho^2 of 2^64, rho the plastic number: multiples of the two fill a square evenly (Roberts' R2)."""
+_GOLDEN, _SQRT3 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+"""(sqrt(5) - 1) / 2 and sqrt(3) - 1, of 2^64: the fractions of their multiples are spread evenly (Weyl)."""
 
 
 class _Port(Protocol):
@@ -100,4 +100,4 @@ class Detour(NamedTuple):
     def takes(self, choices: Sequence[int], position: int, sport: int, salt: int) -> bool:
         """The flow with this source port from the host at `position` goes by `port`, which is among `choices`."""
         share = (self.factor - 1) / (len(choices) - 1)
-        return (position * _R2[0] + sport * _R2[1] + salt) & _M64 < share * 2**64
+        return (position * _SQRT3 + sport * _GOLDEN + salt) & _M64 < share * 2**64

@@ -164,7 +164,7 @@ class Topology:
                 most = max((self.ports[p].device_port for p in switch.ports), default=0)
                 if most >= NUM_PIPES * PORTS_PER_PIPE:
                     raise ConfigError(
-                        f"fabric {self.spec.name!r}: {switch.name} has {len(switch.ports)} ports, which is more than the "
+                        f"fabric {self.spec.name!r}: {switch.name} has {len(switch.ports)} ports, more than the "
                         f"{NUM_PIPES} pipes of {PORTS_PER_PIPE} ports of a switch with Symphony hold"
                     )
 
@@ -183,7 +183,7 @@ class Topology:
     def _number_ports(self, switch: Switch, wanted: dict[int, int]) -> None:
         """Device ports: downwards from pipe 0 on, upwards from the pipe after the last of those."""
         taken = {wanted[p] for p in switch.ports if p in wanted}
-        up = [0 <= self.ports[p].peer and self.switches[self.ports[p].peer].tier > switch.tier for p in switch.ports]
+        up = [self.ports[p].peer >= 0 and self.switches[self.ports[p].peer].tier > switch.tier for p in switch.ports]
         number = 0
         for upwards in (False, True):
             for p, is_up in zip(switch.ports, up, strict=True):
