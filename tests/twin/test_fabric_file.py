@@ -109,7 +109,7 @@ BAD = [
     (LAB.replace("[c, right]", "[c, rigth]"), 15, "leads to 'rigth', but there is no switch or host of that name"),
     (without("[c, right]"), 11, "host c has no link"),
     (LAB.replace("[left, b]", "[left, a]"), 9, "host a has 1 addresses and 2 links"),
-    (LAB.replace("[left, b]", '["left:3", b]').replace("a, left]", 'a, "left:3"]'), 14, "two links to one port, left:3"),
+    (LAB.replace("[left, b]", '["left:3", b]').replace("a, left]", 'a, "left:3"]'), 14, "two links to one port, left"),
     (LAB.replace("[b, right]", '["b:0", right]'), 16, "two links to one port, b:0; the other is in line 14"),
     (LAB.replace("gbps: 25", "gbps: 0"), 14, "gbps of link left - b is '0'; allowed are 0.01 to 800"),
     (LAB.replace("gbps: 25", "gbps: .nan"), 14, "allowed are 0.01 to 800"),
