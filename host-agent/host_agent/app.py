@@ -26,12 +26,12 @@ from host_agent.nics.exporter import NicCollector
 from host_agent.nics.routes import add_nic_routes
 from host_agent.streams import EventStream, StreamSlots, job_events
 from host_agent.views import cct_view, overlap_view, progress_view, switch_series
-from symphony_common.rest import BodyLimit, HostCheck, KnownHosts
+from symphony_common.rest import BodyLimit, HostCheck, JsonRoute, KnownHosts, UnknownHost
 
 __all__ = ["create_app"]
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-CODES = {400: "unknown_host", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 422: "bad_input"}
 
 
 def create_app(
@@ -81,6 +81,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.hub, app.state.gate = hub, gate
+    app.router.route_class = JsonRoute
     _add_error_answers(app)
     _add_service_routes(app, registry)
     _add_job_routes(app, hub, gate)
@@ -251,5 +252,5 @@ class _Methods:
 
 
 def _error_answer(error: HTTPException) -> JSONResponse:
-    code = CODES.get(error.status_code, "http_error")
+    code = "unknown_host" if isinstance(error, UnknownHost) else CODES.get(error.status_code, "http_error")
     return JSONResponse({"detail": error.detail, "code": code}, status_code=error.status_code, headers=error.headers)

@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts are ours; how requests are refused is tested at each service."""
+"""Which hosts are ours, and which bodies are JSON; the form of refusals is tested at each service."""
 
 from __future__ import annotations
 
+import json
 import socket
+from collections.abc import AsyncIterator
+from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from symphony_common.rest import KnownHosts, is_loopback
+from symphony_common.rest import JsonRoute, KnownHosts, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -38,3 +46,53 @@ def test_loopback_names_and_addresses(host: str) -> None:
 def test_what_others_can_reach_or_name_is_not_loopback(host: str) -> None:
     """Names other than localhost are never looked up."""
     assert not is_loopback(host)
+
+
+class Body(BaseModel):
+    """Takes anything."""
+
+    value: Any
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    """A service that gives back what it is sent."""
+    app = FastAPI()
+    app.router.route_class = JsonRoute
+
+    @app.post("/")
+    async def echo(body: Body) -> dict[str, Any]:
+        return {"value": body.value}
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asked:
+        yield asked
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"value":"\xff"}', "no text"),
+        (b'{"value":"\\ud800"}', "no text"),
+        (b'{"\\uDFFF":1}', "no text"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"value":' + b"1" * 5000 + b"}", "4300 digits"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_422_with_the_reason(
+    client: httpx.AsyncClient, body: bytes, words: str
+) -> None:
+    """Not the framework's 400, and not a 500 when it is to be sent back."""
+    answer = await client.post("/", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert words in answer.json()["detail"]
+
+
+@given(st.recursive(st.none() | st.booleans() | st.text() | st.integers(-(2**63), 2**63), st.lists))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_what_is_json_passes_as_it_is(client: httpx.AsyncClient, value: Any) -> None:
+    """Escaped or not, pairs of surrogates included."""
+    for ascii_only in (True, False):
+        content = json.dumps({"value": value}, ensure_ascii=ascii_only).encode()
+        answer = await client.post("/", content=content, headers={"content-type": "application/json"})
+        assert answer.json() == {"value": value}

@@ -51,6 +51,16 @@ async def test_a_benchmark_that_cannot_run_reaches_no_switch(bench: Any, spec: d
     assert len(bench.hub.jobs) == 0
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"name":"\xff"}', b"[" * 100_000, b'{"name":' + b"1" * 5000 + b"}", b"{", b"", b"7"]
+)
+async def test_a_body_that_is_no_job_is_bad_input(bench: Any, body: bytes) -> None:
+    """Whatever the framework thinks of it: 422, as documented."""
+    answer = await bench.client.post("/api/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_input")
+    assert answer.json()["detail"].startswith("body")
+
+
 @pytest.mark.parametrize("with_page", [False, True])
 async def test_a_known_path_with_another_method_is_405(make_bench: Callable[..., Any], with_page: bool) -> None:
     """With what it takes instead, also where something like the page takes all the rest."""

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from fabric_twin.errors import FabricError, UnknownNameError
 from fabric_twin.events import Event
 from fabric_twin.verbs_service import MAX_PACE
-from symphony_common.rest import BodyLimit, HostCheck, KnownHosts
+from symphony_common.rest import BodyLimit, HostCheck, JsonRoute, KnownHosts, UnknownHost
 
 if TYPE_CHECKING:
     from fabric_twin.daemon import Twin
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ClockPatch", "LinkPatch", "make_app"]
 
 MAX_BODY_BYTES = 64 << 10
-_CODES = {400: "unknown_host", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 422: "invalid"}
 MAX_NS = 10**15
 """Eleven days of virtual time."""
 
@@ -63,13 +63,14 @@ class Restart(BaseModel):
 
 
 def _refusal(error: HTTPException) -> JSONResponse:
-    code = _CODES.get(error.status_code, "http_error")
+    code = "unknown_host" if isinstance(error, UnknownHost) else _CODES.get(error.status_code, "http_error")
     return JSONResponse({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
 
 
 def make_app(twin: Twin) -> FastAPI:
     """The API over a running twin."""
     app = FastAPI(title="fabric-twin", version="1", docs_url="/docs")
+    app.router.route_class = JsonRoute
     app.add_middleware(BodyLimit, most=MAX_BODY_BYTES, answer=_refusal)
     app.add_middleware(HostCheck, hosts=KnownHosts(), answer=_refusal, advice="ask for 127.0.0.1 or localhost")
     fabric, service = twin.fabric, twin.service

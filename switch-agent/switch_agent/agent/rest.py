@@ -35,7 +35,7 @@ from switch_agent.errors import (
     SwitchAgentError,
     WriteError,
 )
-from symphony_common.rest import BodyLimit, HostCheck, KnownHosts
+from symphony_common.rest import BodyLimit, HostCheck, JsonRoute, KnownHosts, UnknownHost, UnreadableBody
 
 __all__ = ["build_app"]
 
@@ -43,11 +43,11 @@ MAX_STREAMS = 32
 MAX_BODY_BYTES = 1 << 20
 """The largest job, 2048 IPv6 flows, has about 250 KB."""
 _CODES = {
-    400: "unknown_host",
     401: "unauthorized",
     404: "no_such_path",
     405: "method_not_allowed",
     413: "body_too_large",
+    422: "invalid_request",
 }
 
 _STATUS: tuple[tuple[type[SwitchAgentError], int], ...] = (
@@ -70,7 +70,9 @@ def _problem(status: int, code: str, detail: str, **more: Any) -> JSONResponse:
 
 
 def _http_problem(error: HTTPException) -> JSONResponse:
-    return _problem(error.status_code, _CODES.get(error.status_code, "http_error"), str(error.detail))
+    code = "unknown_host" if isinstance(error, UnknownHost) else _CODES.get(error.status_code, "http_error")
+    more = {"problems": [{"field": "", "problem": error.detail}]} if isinstance(error, UnreadableBody) else {}
+    return _problem(error.status_code, code, str(error.detail), **more)
 
 
 def build_app(agent: Agent, token: str | None = None, hosts: Container[str] | None = None) -> FastAPI:
@@ -93,6 +95,7 @@ def build_app(agent: Agent, token: str | None = None, hosts: Container[str] | No
         answer=_http_problem,
         advice="use its address, or start it with --allow-host NAME",
     )
+    app.router.route_class = JsonRoute
     _add_error_handlers(app)
 
     async def authorised(request: Request) -> None:  # async: a plain function would run in a thread

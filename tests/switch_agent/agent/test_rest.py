@@ -124,6 +124,16 @@ async def test_bad_input_is_found_by_its_field(
     assert answer.json()["detail"] == f"{field}: {found['problem']}"
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"name":"\xff"}', b"[" * 100_000, b'{"name":' + b"1" * 5000 + b"}", b"{", b"", b"7"]
+)
+async def test_a_body_that_is_no_job_is_an_invalid_request(bench: Bench, body: bytes) -> None:
+    """Whatever the framework thinks of it; with its problems, as every other one."""
+    answer = await bench.http.put("/api/v1/jobs/1", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["problems"]
+
+
 async def test_the_last_step_of_32_bits_is_a_first_step(bench: Bench) -> None:
     """Steps are counted in 32 bits; the switch gets the low ten."""
     assert (await bench.put(1, first_step=(1 << 32) - 1))["first_step"] == (1 << 32) - 1
