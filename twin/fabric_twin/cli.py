@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fabric_twin.errors import ConfigError, FabricError, TwinError
-from fabric_twin.presets import DCQCN_SETS, PRESETS, ROUTINGS, Preset, Settings, Skew, changed, get_preset
+from fabric_twin.presets import (
+    DCQCN_SETS,
+    PRESETS,
+    RETRANSMISSIONS,
+    ROUTINGS,
+    WINDOWS,
+    Preset,
+    Settings,
+    Skew,
+    changed,
+    get_preset,
+)
 from symphony_common.output import with_stdout_checked
 from symphony_common.version import version
 
@@ -84,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     fabric.add_argument("--mtu", type=int, metavar="BYTES", help="payload of a full packet")
     fabric.add_argument("--buffer-bytes", type=int, metavar="BYTES", help="shared buffer of a switch")
     fabric.add_argument("--dcqcn", choices=sorted(DCQCN_SETS), help="parameter set of the NICs")
+    fabric.add_argument("--window", choices=WINDOWS, help="limit on what a queue pair has on its way")
+    fabric.add_argument("--retransmission", choices=RETRANSMISSIONS, help="what a NIC sends again after a loss")
     fabric.add_argument("--pfc", action=argparse.BooleanOptionalAction, help="lossless or lossy")
     fabric.add_argument("--ecmp-sport", action=argparse.BooleanOptionalAction, help="hash the UDP source port")
     fabric.add_argument("--routing", choices=ROUTINGS, help="by hash, or balanced and fixed by host")
@@ -105,7 +118,17 @@ _SHAPE_OPTIONS = (
     "tors", "hosts_per_tor", "rails", "spines", "pods", "cores", "oversubscription",
     "host_gbps", "uplink_gbps", "core_gbps", "delay_us",
 )  # fmt: skip
-_SETTING_OPTIONS = ("mtu", "buffer_bytes", "dcqcn", "pfc", "ecmp_sport", "routing", "symphony_tiers")
+_SETTING_OPTIONS = (
+    "mtu",
+    "buffer_bytes",
+    "dcqcn",
+    "window",
+    "retransmission",
+    "pfc",
+    "ecmp_sport",
+    "routing",
+    "symphony_tiers",
+)
 
 
 def _spec(args: argparse.Namespace) -> Settings:

@@ -24,6 +24,7 @@ from fabric_twin.engine.state import (
     E_DELIVERED,
     E_RETRY_EXC,
     E_RNR_RETRY_EXC,
+    HELD,
     M_DATA,
     M_IMM,
     M_SIGNALED,
@@ -58,7 +59,7 @@ PS_PER_NS = 1000
 CLOCK_ALIGN_PS = (1 << 30) * PS_PER_NS
 """A seeded run starts at a multiple of this, so that nothing depends on what ran before."""
 ACK_BYTES = MTU_HEADER_BYTES + 4
-_NONE = [Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION, Qp.CNP_HEAD]
+_NONE = [Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION, Qp.CNP_HEAD, Qp.LOST_HEAD]
 """Columns of a QP that has nothing; the others are 0."""
 Classify = Callable[[int, int, int], "tuple[int, int] | None"]
 
@@ -228,7 +229,11 @@ class Fabric:
     def _grow_qps(self) -> None:
         s = self.view
         n = len(s.qp)
-        self.view = s._replace(qp=np.concatenate([s.qp, 0 * s.qp]), ccq=np.concatenate([s.ccq, 0 * s.ccq]))
+        self.view = s._replace(
+            qp=np.concatenate([s.qp, 0 * s.qp]),
+            ccq=np.concatenate([s.ccq, 0 * s.ccq]),
+            held=np.concatenate([s.held, 0 * s.held]),
+        )
         self._free_qps = list(range(2 * n - Qp.COLUMNS, n - 1, -Qp.COLUMNS))
 
     def connect(
@@ -308,6 +313,8 @@ class Fabric:
         row[_NONE] = -1
         row[Qp.CNP_AT] = -NEVER
         row[Qp.GENERATION] = generation
+        place = q // Qp.COLUMNS * HELD
+        s.held[place : place + HELD] = 0
         self._qps[q].dest = None
 
     def destroy_qp(self, q: int) -> None:
@@ -364,6 +371,7 @@ class Fabric:
         row = self._qp(q)
         info.path = self.topology.path(info.host, info.dest, info.sport)
         row[Qp.SPORT] = info.sport
+        row[Qp.WINDOW] = self._bdp(info.path)
         row[Qp.CTL_LINE] = self._ctl_line(sum(self._ack_ps[p] for p in info.path))
         src, dst = int(info.host.address), int(info.dest.address)
         peer = self._qps.get(int(row[Qp.PEER]))
@@ -390,6 +398,15 @@ class Fabric:
             found = classify(int(info.host.address), int(info.dest.address), info.sport) if classify else None
             words += [port << PORT_SHIFT, *(found or (-1, 0)), 0]
         self.view.qp[q + Qp.ROUTE] = self._intern_route(tuple(words))
+
+    def _bdp(self, path: list[int]) -> int:
+        """Bytes of a path's base RTT at its lowest rate, as HPCC's ns-3 code has it: the RTT is twice the propagation
+        delay, and a full payload's serialisation at each hop.
+        """
+        ports = [self.topology.ports[p] for p in path]
+        bits_per_us = [info.gbps * 1000 for info in ports]
+        rtt_us = sum(2 * info.delay_us for info in ports) + sum(self.preset.mtu * 8 / rate for rate in bits_per_us)
+        return int(rtt_us * min(bits_per_us) / 8)
 
     def _intern_route(self, words: tuple[int, ...]) -> int:
         """Where the route lives; many QPs share one, and there are not many different ones."""

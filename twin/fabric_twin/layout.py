@@ -9,9 +9,13 @@ from fabric_twin.engine.dcqcn import CcQp
 from fabric_twin.engine.state import (
     ACTIVE_MAX,
     GAP_BYTES,
+    HELD,
     MAX_DISTANCES,
     MTU_HEADER_BYTES,
     NEVER,
+    SCALED_WINDOW,
+    SELECTIVE,
+    WINDOW,
     Ctl,
     Event,
     Hop,
@@ -52,6 +56,9 @@ def new_state(preset: Settings, topology: Topology, seed: int) -> tuple[View, Pl
     sc[Sc.FREE_CTLS] = len(ctl) // Ctl.COLUMNS
     sc[Sc.N_PORTS], sc[Sc.CTL_BASE] = n_ports, n_ports
     sc[Sc.N_PAUSE_LINES] = len(delays)
+    selective = preset.retransmission == "selective"
+    sc[Sc.OPTIONS] = SELECTIVE if selective else 0
+    sc[Sc.OPTIONS] |= {"off": 0, "bdp": WINDOW, "scaled": WINDOW | SCALED_WINDOW}[preset.window]
     sc[Sc.PFC_ON] = int(preset.pfc)
     sc[Sc.PFC_SHIFT] = 3
     sc[Sc.PFC_RESUME_OFFSET] = 3072
@@ -93,6 +100,7 @@ def new_state(preset: Settings, topology: Topology, seed: int) -> tuple[View, Pl
         ccq=np.zeros(QP_ROWS * CcQp.COLUMNS, dtype=np.float64),
         cc=DCQCN_SETS[preset.dcqcn].vector(),
         msg=new_pool(1024, Msg.COLUMNS),
+        held=np.zeros(QP_ROWS * HELD if selective else 1, dtype=np.uint8),
         active=np.zeros(len(topology.hosts) * ACTIVE_MAX, dtype=np.int32),
         out=np.zeros(8192 * Event.COLUMNS, dtype=np.int64),
         enabled=np.zeros(n_rows * N_JOB, dtype=np.uint8),

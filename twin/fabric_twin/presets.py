@@ -20,7 +20,19 @@ from fabric_twin.engine.dcqcn import Cc
 from fabric_twin.errors import ConfigError
 from fabric_twin.plan import LinkPlan, NicPlan, Plan, SwitchPlan
 
-__all__ = ["DCQCN_SETS", "PRESETS", "TIERS", "Dcqcn", "Preset", "Settings", "Skew", "changed", "get_preset"]
+__all__ = [
+    "DCQCN_SETS",
+    "PRESETS",
+    "RETRANSMISSIONS",
+    "TIERS",
+    "WINDOWS",
+    "Dcqcn",
+    "Preset",
+    "Settings",
+    "Skew",
+    "changed",
+    "get_preset",
+]
 
 PS_PER_US = 1_000_000
 
@@ -91,6 +103,8 @@ ROUTINGS = ("ecmp", "static")
 TIERS = ("tor", "spine", "core")
 MAX_GBPS = 800.0
 MAX_DELAY_US = 1000.0
+WINDOWS = ("off", "bdp", "scaled")
+RETRANSMISSIONS = ("go-back-n", "selective")
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,9 @@ class Settings:
         skew: one link with more than its share.
         symphony_tiers: tiers whose switches run Symphony: names of `TIERS` with commas, ``all`` or ``none``.
         dcqcn: name in `DCQCN_SETS`.
+        window: what a QP may have on its way: "off" (no limit), "bdp" (base RTT x line rate), "scaled" (that times its
+            rate over line rate), as HAS_WIN and VAR_WIN of HPCC's ns-3 code.
+        retransmission: "go-back-n" or "selective".
     """
 
     name: str = field(kw_only=False)
@@ -158,6 +175,8 @@ class Settings:
     skew: Skew | None = None
     symphony_tiers: str = "tor"
     dcqcn: str = "mlx"
+    window: str = "off"
+    retransmission: str = "go-back-n"
 
     def __post_init__(self) -> None:
         if problem := self._problem():
@@ -176,6 +195,10 @@ class Settings:
             return f"has symphony_tiers {self.symphony_tiers!r}; give all, none, or some of {','.join(TIERS)}"
         if self.dcqcn not in DCQCN_SETS:
             return f"names dcqcn set {self.dcqcn!r}; there are {', '.join(DCQCN_SETS)}"
+        if self.window not in WINDOWS:
+            return f"has window {self.window!r}; there are {', '.join(WINDOWS)}"
+        if self.retransmission not in RETRANSMISSIONS:
+            return f"has retransmission {self.retransmission!r}; there are {', '.join(RETRANSMISSIONS)}"
         return None
 
     def has_symphony(self, tier: int) -> bool:
@@ -186,6 +209,7 @@ class Settings:
     def description(self) -> dict[str, Any]:
         """What results say about the fabric."""
         said = {"mtu": self.mtu, "dcqcn": self.dcqcn, "ecmp_sport": self.ecmp_sport, "routing": self.routing}
+        said |= {"window": self.window, "retransmission": self.retransmission}
         return {**said, "symphony_tiers": self.symphony_tiers, "skew": self.skew and str(self.skew)}
 
     def plan(self) -> Plan:

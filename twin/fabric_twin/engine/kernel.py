@@ -23,6 +23,7 @@ the same). Acknowledgements, NAKs and CNPs are pure delay.
 
 from __future__ import annotations
 
+from fabric_twin.engine import dcqcn, recovery
 from fabric_twin.engine.events import earliest, free_ctl, free_packet, random32, report, set_key
 from fabric_twin.engine.jit import entry, inner
 from fabric_twin.engine.nic import (
@@ -34,12 +35,14 @@ from fabric_twin.engine.nic import (
     host_arrival,
     nic_advance,
     nic_rekey,
+    resend,
     settle,
     skip_acknowledged,
     timeout,
 )
 from fabric_twin.engine.state import (
     ACK,
+    CC_SHIFT,
     E_ACKED,
     E_RNR_RETRY_EXC,
     M_SIGNALED,
@@ -49,7 +52,9 @@ from fabric_twin.engine.state import (
     PFC_ON,
     PORT_SHIFT,
     RNR,
+    SELECTIVE,
     TIMEOUT,
+    UNA,
     Ctl,
     Event,
     Msg,
@@ -157,11 +162,20 @@ def _line_event(s: View, line: int, t: int) -> None:
         s.qp[q + Qp.UNA_MSG] = s.msg[arg + Msg.NEXT]
         s.qp[q + Qp.RETRIES] = 0
         s.qp[q + Qp.RNR_RETRIES] = 0
+        recovery.acknowledge(s, q, s.msg[arg + Msg.PSN] + s.msg[arg + Msg.PACKETS])
         skip_acknowledged(s, q, arg)
         report(s, t, E_ACKED, q, arg)
         if s.msg[arg + Msg.FLAGS] & M_SIGNALED:
             s.sc[Sc.STOP] = 1
+    elif kind == UNA:
+        recovery.acknowledge(s, q, arg)
+        settle(s, q, t)
+        dcqcn.advance(s.cc, s.ccq, q >> CC_SHIFT, float(t))
+        activate(s, q, t)
+    elif kind == NAK and s.sc[Sc.OPTIONS] & SELECTIVE:
+        resend(s, q, arg >> recovery.COUNT_BITS, arg & ((1 << recovery.COUNT_BITS) - 1), t, 0)
     elif kind == NAK:
+        recovery.acknowledge(s, q, arg)
         go_back(s, q, arg, t, 0)
     elif kind == RNR:
         s.qp[q + Qp.RNR_NAKS] += 1
@@ -170,7 +184,11 @@ def _line_event(s: View, line: int, t: int) -> None:
         else:
             s.qp[q + Qp.RNR_RETRIES] += 1
             receiver = s.qp[q + Qp.PEER]
-            go_back(s, q, arg, t, s.qp[receiver + Qp.RNR_PS] if receiver >= 0 else 0)
+            wait = s.qp[receiver + Qp.RNR_PS] if receiver >= 0 else 0
+            if s.sc[Sc.OPTIONS] & SELECTIVE:
+                resend(s, q, arg, 1, t, wait)
+            else:
+                go_back(s, q, arg, t, wait)
     elif kind == TIMEOUT:
         timeout(s, line, q, t)
     nic_rekey(s, p)
@@ -212,6 +230,7 @@ def stop_sending(s: View, q: int) -> None:
     nic_advance(s, p, s.sc[Sc.NOW])
     deactivate(s, q)
     drop_cnps(s, q, s.sc[Sc.NOW])
+    recovery.drop_lost(s, q)
     nic_rekey(s, p)
 
 

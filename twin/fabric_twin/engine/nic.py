@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fabric_twin.engine import dcqcn
+from fabric_twin.engine import dcqcn, recovery
 from fabric_twin.engine.dcqcn import Cc, CcQp
 from fabric_twin.engine.events import free_ctl, free_packet, new_ctl, push, report, set_key, to_wire
 from fabric_twin.engine.jit import inner
@@ -30,7 +30,10 @@ from fabric_twin.engine.state import (
     NEVER,
     PORT_SHIFT,
     RNR,
+    SELECTIVE,
     TIMEOUT,
+    UNA,
+    WINDOW,
     Ctl,
     Msg,
     Packet,
@@ -49,6 +52,7 @@ __all__ = [
     "host_arrival",
     "nic_advance",
     "nic_rekey",
+    "resend",
     "settle",
     "skip_acknowledged",
     "take_early",
@@ -81,7 +85,7 @@ def deactivate(s: View, q: int) -> None:
 def activate(s: View, q: int, t: int) -> None:
     """The QP has something to send; its NIC has been advanced to `t`."""
     p = s.qp[q + Qp.NIC]
-    if s.qp[q + Qp.IS_ACTIVE] == 0:
+    if s.qp[q + Qp.IS_ACTIVE] == 0 and (s.sc[Sc.OPTIONS] == 0 or recovery.may_send(s, q)):
         n = s.port[p + Port.ACTIVE]
         s.active[s.port[p + Port.HOST] * ACTIVE_MAX + n] = q
         s.port[p + Port.ACTIVE] = n + 1
@@ -122,7 +126,7 @@ def nic_advance(s: View, p: int, t: int) -> None:
 
 @inner
 def _next_arrival(s: View, p: int) -> int:
-    """When what an idle NIC sends next arrives, or when it is sent if that starts the QP's timer.
+    """When what an idle NIC sends next arrives, or when it is sent if that starts the QP's timer (or with options).
 
     Nothing but a touch of this NIC can change what is sent next, and each touch asks again.
     """
@@ -145,7 +149,7 @@ def _next_arrival(s: View, p: int) -> int:
             soonest = next_at
             q = s.active[host + i]
     at: int = max(start, soonest)
-    if qp[q + Qp.RTO_ARMED] == 0:
+    if qp[q + Qp.RTO_ARMED] == 0 or s.sc[Sc.OPTIONS] != 0:
         return at
     m = qp[q + Qp.SEND_MSG]
     index = qp[q + Qp.SND_NXT] - s.msg[m + Msg.PSN]
@@ -203,6 +207,11 @@ def _emit(s: View, p: int, q: int, at: int, start: int) -> None:
     pk = s.pk
     m = qp[q + Qp.SEND_MSG]
     psn = qp[q + Qp.SND_NXT]
+    lost = s.sc[Sc.OPTIONS] != 0 and qp[q + Qp.LOST_HEAD] >= 0
+    if lost:
+        psn = recovery.take_lost(s, q)
+        m = recovery.find_message(s, q, psn)
+        qp[q + Qp.RETRANSMITTED] += 1
     n_packets = s.msg[m + Msg.PACKETS]
     index = psn - s.msg[m + Msg.PSN]
     mflags = s.msg[m + Msg.FLAGS]
@@ -250,26 +259,28 @@ def _emit(s: View, p: int, q: int, at: int, start: int) -> None:
         qp[q + Qp.NEXT_AT] = start + np.int64(wire * 8e12 / cc[o + CcQp.RATE])
     dcqcn.on_bytes_sent(s.cc, cc, o, float(wire))
 
-    qp[q + Qp.SND_NXT] = psn + 1
+    if not lost:
+        qp[q + Qp.SND_NXT] = psn + 1
     port[p + Port.RR] = at + 1 if at + 1 < port[p + Port.ACTIVE] else 0
     if qp[q + Qp.RTO_ARMED] == 0:
         qp[q + Qp.RTO_ARMED] = 1
         qp[q + Qp.RTO_PSN] = psn
         line = qp[q + Qp.RTO_LINE]
         push(s, line, start + s.line[line], TIMEOUT, q, 0, qp[q + Qp.GENERATION])
-    if last:
+    if last and not lost:
         qp[q + Qp.SEND_MSG] = s.msg[m + Msg.NEXT]
-        if qp[q + Qp.SEND_MSG] < 0:
+    if s.sc[Sc.OPTIONS] == 0:
+        if last and qp[q + Qp.SEND_MSG] < 0:
             deactivate(s, q)
+    elif not recovery.may_send(s, q):
+        deactivate(s, q)
 
 
 @inner
 def go_back(s: View, q: int, psn: int, t: int, wait: int) -> None:
     """Go-back-N: send again from `psn` on (IB spec 9.7.5.1.2 / 9.7.5.2.8)."""
-    m = s.qp[q + Qp.UNA_MSG]
-    while m >= 0 and psn >= s.msg[m + Msg.PSN] + s.msg[m + Msg.PACKETS]:
-        m = s.msg[m + Msg.NEXT]
-    if m < 0 or psn < s.msg[m + Msg.PSN]:
+    m = recovery.find_message(s, q, psn)
+    if m < 0:
         return  # acknowledged in the meantime
     if psn < s.qp[q + Qp.SND_NXT]:
         s.qp[q + Qp.RETRANSMITTED] += s.qp[q + Qp.SND_NXT] - psn
@@ -320,8 +331,23 @@ def timeout(s: View, line: int, q: int, t: int) -> None:
         if s.qp[q + Qp.RETRIES] > s.qp[q + Qp.RETRY_CNT]:
             fail(s, q, t, E_RETRY_EXC)
             return
-        go_back(s, q, max(reached, s.msg[oldest + Msg.PSN]), t, 0)
+        again = max(reached, s.msg[oldest + Msg.PSN])
+        if s.sc[Sc.OPTIONS] & SELECTIVE and peer >= 0:
+            again = recovery.miss(s, q, peer, again)
+            activate(s, q, t)
+        go_back(s, q, again, t, 0)
     push(s, line, t + s.line[line], TIMEOUT, q, 0, s.qp[q + Qp.GENERATION])
+
+
+@inner
+def resend(s: View, q: int, psn: int, count: int, t: int, wait: int) -> None:
+    """Selective repeat: send `count` packets from `psn` on again, as far as they are not acknowledged by now."""
+    if recovery.find_message(s, q, psn) < 0:
+        return
+    recovery.keep_lost(s, q, psn, count)
+    if wait > 0:
+        s.qp[q + Qp.NEXT_AT] = t + wait
+    activate(s, q, t)
 
 
 @inner
@@ -330,6 +356,7 @@ def fail(s: View, q: int, t: int, kind: int) -> None:
     s.qp[q + Qp.STATE] = 0
     deactivate(s, q)
     drop_cnps(s, q, t)
+    recovery.drop_lost(s, q)
     report(s, t, kind, q, s.qp[q + Qp.UNA_MSG])
     s.sc[Sc.STOP] = 1
 
@@ -373,7 +400,7 @@ def take_early(s: View, k: int, t: int) -> bool:
     generation = qp[q + Qp.GENERATION]
     if flags & LAST or r < 0 or qp[r + Qp.STATE] == 0 or qp[r + Qp.PEER] != q or flags >> GEN_SHIFT != generation:
         return False
-    if s.pk[k + Packet.PSN] != qp[r + Qp.RX_PSN] or qp[r + Qp.RX_GENERATION] != generation:
+    if s.sc[Sc.OPTIONS] != 0 or s.pk[k + Packet.PSN] != qp[r + Qp.RX_PSN] or qp[r + Qp.RX_GENERATION] != generation:
         return False
     _count(s, r, q, flags, t)
     qp[r + Qp.RX_PSN] += 1
@@ -404,6 +431,11 @@ def host_arrival(s: View, k: int, t: int) -> None:
         if expected > 0:
             return  # the sender has been reset, the receiver has not: their PSNs mean different things
         qp[r + Qp.RX_GENERATION] = generation
+        if s.sc[Sc.OPTIONS] & SELECTIVE:
+            recovery.forget_held(s, r)
+    if s.sc[Sc.OPTIONS] & SELECTIVE:
+        recovery.receive(s, q, r, psn, t, generation)
+        return
     if psn == expected:
         if flags & LAST:
             m = qp[q + Qp.RX_MSG]
@@ -418,6 +450,8 @@ def host_arrival(s: View, k: int, t: int) -> None:
             report(s, t, E_DELIVERED, r, m)
             push(s, line, back_at, ACK, q, m, generation)
         qp[r + Qp.RX_PSN] = expected + 1
+        if s.sc[Sc.OPTIONS] & WINDOW:
+            push(s, line, back_at, UNA, q, expected + 1, generation)
         qp[r + Qp.RX_NAKED] = 0
     elif psn > expected:
         qp[r + Qp.OUT_OF_SEQUENCE] += 1

@@ -49,6 +49,7 @@ class Sc(IntEnum):
     CNPS = 18
     IN_FLIGHT = 19  # packets anywhere in the fabric
     MARGIN = 20  # free records that one event may need
+    OPTIONS = 22  # SELECTIVE, WINDOW, SCALED_WINDOW
     RNG_SYMPHONY = 21  # a stream of its own: tracking packets does not change RED's coins
     COLUMNS = 24
 
@@ -174,6 +175,11 @@ class Qp(IntEnum):
     RX_FOLDED_BEFORE = 42  # ... and the one before it
     CNP_HEAD = 43  # CNPs on their way to it that its rate has not seen, a chain of `Ctl`, or -1
     CNP_TAIL = 44
+    WINDOW = 45  # bytes that it may have on its way, if there is a window
+    UNA_PSN = 46  # all before it is acknowledged, as far as it knows (window)
+    LOST_HEAD = 47  # ranges of PSNs to send again (selective repeat), a chain of `Ctl`, or -1
+    LOST_TAIL = 48
+    RX_HIGH = 49  # receiver's row: one past the highest PSN that has come (selective repeat)
     COLUMNS = 64
 
 
@@ -216,6 +222,7 @@ class Ctl(IntEnum):
 
 ACK = 1
 NAK = 2
+UNA = 3  # ARG = PSN: everything before it has arrived
 RNR = 4
 PFC_ON = 5
 PFC_OFF = 6
@@ -268,6 +275,7 @@ class View(NamedTuple):
     ccq: F64
     cc: F64
     msg: I64
+    held: npt.NDArray[np.uint8]  # per QP: PSN mod HELD has come before its time (selective repeat)
     active: npt.NDArray[np.int32]  # per host: QPs with something to send
     out: I64
     enabled: npt.NDArray[np.uint8]  # [switch, job]: the job has parameters
@@ -305,6 +313,11 @@ def grow_pool(pool: I64, columns: int, free_head: int) -> tuple[I64, int]:
     return np.concatenate([pool, added]), len(pool)
 
 
+SELECTIVE = 1  # Sc.OPTIONS, see `fabric_twin.engine.recovery`
+WINDOW = 2
+SCALED_WINDOW = 4
+HELD = 2048
+"""Packets that a receiver with selective repeat keeps out of order."""
 ACTIVE_MAX = 4096
 """QPs of one host; each may have something to send at the same time."""
 PORT_SHIFT = (Port.COLUMNS - 1).bit_length()
