@@ -18,7 +18,7 @@ from typing import Any
 from fabric_twin.engine import kernel
 from fabric_twin.engine.state import Port
 from fabric_twin.fabric import ACKED, DELIVERED, Fabric, warm_up
-from fabric_twin.presets import DCQCN_SETS, Preset, get_preset
+from fabric_twin.presets import DCQCN_SETS, RETRANSMISSIONS, WINDOWS, Preset, get_preset
 from switch_agent.dataplane.params import SymphonyParams
 
 CHUNK = 8 << 20
@@ -111,6 +111,7 @@ class RingDriver:
                         if complete[after] < self.steps:
                             send(after, complete[after])
         stats = self.fabric.stats()
+        counters = [self.fabric.host_counters(host) for host in self.fabric.topology.hosts]
         marks = int(self.fabric.view.counts.reshape(-1, 4, 2)[:, 2, 0].sum())
         return {
             "preset": self._preset.name,
@@ -120,6 +121,8 @@ class RingDriver:
             "max_overlap": widest,
             "mean_overlap": area / before,
             "marked_symphony": marks,
+            "retransmitted": sum(count["retransmitted_packets"] for count in counters),
+            "timeouts": sum(count["local_ack_timeout_err"] for count in counters),
             "marked_queue": int(self.fabric.view.port[Port.MARKED :: Port.COLUMNS].sum()),
             "data_packets": stats.data_packets,
             "events": stats.events,
@@ -156,6 +159,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--variant", choices=["off", "paper", "refined"], default="refined")
     parser.add_argument("--dcqcn", choices=sorted(DCQCN_SETS), help="instead of the preset's")
+    parser.add_argument("--window", choices=WINDOWS, help="instead of the preset's")
+    parser.add_argument("--retransmission", choices=RETRANSMISSIONS, help="instead of the preset's")
+    parser.add_argument("--drop", type=float, default=0.0, help="probability that an uplink loses a packet")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the named figures as JSON")
     args = parser.parse_args()
@@ -163,8 +169,12 @@ def main() -> None:
         print(json.dumps(figures(args.steps)))
         return
     warm_up()
-    preset = get_preset(args.preset, dcqcn=args.dcqcn)
-    for key, value in RingDriver(preset, args.steps, args.variant, args.seed).run().items():
+    preset = get_preset(args.preset, dcqcn=args.dcqcn, window=args.window, retransmission=args.retransmission)
+    driver = RingDriver(preset, args.steps, args.variant, args.seed)
+    for port in driver.fabric.topology.ports:
+        if port.node >= 0 and port.peer >= 0:
+            driver.fabric.set_link(port.name, drop=args.drop)
+    for key, value in driver.run().items():
         print(f"{key:18} {value:,.1f}" if isinstance(value, float) else f"{key:18} {value}")
 
 
