@@ -14,7 +14,7 @@ from typing import NamedTuple
 from host_agent.errors import BadInputError
 from host_agent.models import BenchSpec
 from host_agent.testbed import HostEntry
-from ring_bench.schedule import RingSchedule, Split
+from ring_bench.schedule import Schedule, Split
 
 __all__ = ["Flow", "flows_by_switch", "ring_edges"]
 
@@ -36,7 +36,7 @@ def ring_edges(world: int, bench: BenchSpec) -> list[tuple[int, int]]:
         raise BadInputError(f"bench.split: {error}") from error
     edges = []
     for members in groups:
-        ring = RingSchedule(count=0, ranks=len(members), rings=bench.rings)
+        ring = Schedule(count=0, dims=(len(members),), rings=bench.rings)
         if len(members) > 1:
             edges += [(rank, members[ring.next_rank(place)]) for place, rank in enumerate(members)]
     return edges

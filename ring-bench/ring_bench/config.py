@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 from ring_bench.dtypes import DATATYPES, REDUCTIONS, datatype_name, exact_ranks
 from ring_bench.errors import UsageError
-from ring_bench.schedule import Split, steps_per_iteration
+from ring_bench.schedule import Collective, Schedule, Split
 from ring_bench.tag import TagLayout
+from ring_bench.workload import Jitter, Trace
 
 __all__ = ["MAX_RINGS", "Config", "Release", "Tagging"]
 
@@ -32,6 +35,19 @@ class Config:
     """
 
     world: int
+    collective: str = Collective.ALL_REDUCE
+    """Name of a `Collective`; a `trace` calls others."""
+    root: int = 0
+    """Of a broadcast: rank within the group."""
+    dims: tuple[int, ...] | None = None
+    """Grid of a group, fastest dimension first; None: one ring over the group."""
+    trace: Trace | None = None
+    """A training whose steps are the iterations, instead of a sweep of sizes."""
+    compute_ns: int = 0
+    """Time that a rank computes between two iterations of a sweep; a trace has its own times."""
+    compute_jitter: str = "none"
+    """See `ring_bench.workload.Jitter`."""
+    jitter_seed: int = 0
     split: str | None = None
     rings: int = 1
     minbytes: int = 32 << 20
@@ -68,11 +84,13 @@ class Config:
             ("slots", 1),
             ("segment", 1),
             ("payload_scale", 1),
+            ("compute_ns", 0),
         ):
             if getattr(self, name) < low:
                 raise UsageError(f"{name} must be at least {low}, not {getattr(self, name)}")
         self._check_choices()
         self._check_sizes()
+        self._check_shape()
         self._check_tags()
         if self.rings > MAX_RINGS:
             raise UsageError(f"at most {MAX_RINGS} rings")
@@ -93,16 +111,18 @@ class Config:
             raise UsageError(f"{self.steps_total} steps do not fit the 32-bit immediate: fewer iterations")
 
     def _check_choices(self) -> None:
-        for name, choices in (("tagging", get_args(Tagging)), ("release", get_args(Release))):
+        for name, choices in (
+            ("tagging", get_args(Tagging)),
+            ("release", get_args(Release)),
+            ("collective", tuple(Collective)),
+        ):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if self.op not in REDUCTIONS:
             raise UsageError(f"unknown operation {self.op!r}; known: {', '.join(REDUCTIONS)}")
         try:
             object.__setattr__(self, "datatype", datatype_name(self.datatype))
-            limit = exact_ranks(self.datatype)
-            if self.check and len(self.groups[0]) > limit:
-                raise UsageError(f"sums of {self.datatype} are exact for up to {limit} ranks: add -c 0")
+            Split.parse(self.split or "MOD 1").groups(self.world)
         except ValueError as error:
             raise UsageError(str(error)) from None
 
@@ -118,6 +138,28 @@ class Config:
         span = self.maxbytes - self.minbytes
         if self.stepfactor is None and span // (self.stepbytes or 1 << 20) > 10_000:
             raise UsageError("the sweep has more than 10000 sizes: use -f or a larger -i")
+
+    def _check_shape(self) -> None:
+        ranks = len(self.groups[0])
+        if math.prod(self.grid) != ranks or min(self.grid) < 1:
+            raise UsageError(
+                f"--dims {'x'.join(map(str, self.grid))} is a grid of {math.prod(self.grid)} ranks, "
+                f"{'a group' if len(self.groups) > 1 else 'the world'} has {ranks}"
+            )
+        if self.trace is not None and len(self.trace.dimensions) > len(self.grid):
+            names = " and ".join(self.trace.dimensions)
+            raise UsageError(
+                f"trace {self.trace.name!r} has dimensions {names}: say how many ranks each has, such as --dims 4x8"
+            )
+        try:
+            Jitter.parse(self.compute_jitter)
+            for schedule in self.schedules:
+                if self.check and schedule.collective.reduces and schedule.ranks > exact_ranks(self.datatype):
+                    raise UsageError(
+                        f"sums of {self.datatype} are exact for up to {exact_ranks(self.datatype)} ranks: add -c 0"
+                    )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
     def _check_tags(self) -> None:
         try:
@@ -146,15 +188,55 @@ class Config:
         return Split.parse(self.split or "MOD 1").groups(self.world)
 
     @property
-    def steps_per_iteration(self) -> int:
-        """Steps of one AllReduce in a group."""
-        return steps_per_iteration(len(self.groups[0]))
+    def grid(self) -> tuple[int, ...]:
+        """Lengths of a group's dimensions, fastest first."""
+        return self.dims or (len(self.groups[0]),)
+
+    @cached_property
+    def schedules(self) -> list[Schedule]:
+        """The different collectives of the run: one for each size of the sweep, or for each shape of a trace's calls.
+
+        Raises:
+            ValueError: A collective that cannot go along its dimensions, or has no such root.
+        """
+        if self.trace is None:
+            return [self._schedule(count, Collective(self.collective), range(len(self.grid))) for count in self.counts]
+        return list(dict.fromkeys(self._call_schedules))
+
+    @cached_property
+    def calls(self) -> list[int]:
+        """The collectives of a training step, as indices into `schedules`; empty without a trace."""
+        return [self.schedules.index(schedule) for schedule in self._call_schedules] if self.trace is not None else []
+
+    @cached_property
+    def _call_schedules(self) -> list[Schedule]:
+        trace = self.trace
+        assert trace is not None
+        last = len(trace.dimensions) - 1
+        found = []
+        for call in trace.calls:
+            count = self._elements(call.size)
+            if count == 0:
+                raise ValueError(
+                    f"trace {trace.name!r}: {call.name} has {call.size} bytes, no {self.datatype} to move"
+                    + (f" with --payload-scale {self.payload_scale}" if self.payload_scale > 1 else "")
+                )
+            axes = [axis for axis in range(len(self.grid)) if min(axis, last) in call.along]
+            found.append(self._schedule(count, call.collective, axes))
+        return found
+
+    def _schedule(self, count: int, collective: Collective, axes: Iterable[int]) -> Schedule:
+        return Schedule(count, self.grid, self.rings, collective, tuple(axes), self.root)
+
+    def _elements(self, size: int) -> int:
+        return size // self.item_size // self.payload_scale
 
     @property
     def steps_total(self) -> int:
         """Steps of every ring in the whole run."""
-        per_size = self.warmup_iters + self.iters
-        return self.run_cycles * len(self.counts) * per_size * self.steps_per_iteration
+        shapes = self.calls if self.trace is not None else range(len(self.schedules))
+        per_iteration = sum(self.schedules[shape].steps for shape in shapes)
+        return self.run_cycles * (self.warmup_iters + self.iters) * per_iteration
 
     @property
     def item_size(self) -> int:
@@ -171,7 +253,7 @@ class Config:
             if following > self.maxbytes:
                 break
             sizes.append(following)
-        counts = [size // self.item_size // self.payload_scale for size in sizes]
+        counts = [self._elements(size) for size in sizes]
         if self.payload_scale > 1 and counts[-1] == 0:
             raise UsageError(f"--payload-scale {self.payload_scale} leaves no element of {self.maxbytes} bytes to move")
         return counts

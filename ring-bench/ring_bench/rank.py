@@ -1,60 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank: a state machine driven by completions, and by nothing else.
+"""A rank: a state machine driven by completions and by the time that its computation takes.
 
 A rank takes part in all rings of its group; `RingEnd` is its part in one of them. The rank itself decides
-when an iteration begins: when the one before is complete here in all rings, as a second call on the same
-stream would (release rule "count" ignores that, as it ignores the data). And it verifies, after the next
-iteration's first posts are out.
+when an operation begins: when its computation has issued it (`ring_bench.workload`) and the one before is complete
+here in all rings, as a second call on the same stream would (release rule "count" ignores that, as it ignores the
+data). An operation is complete here when all its data are here, and if there are none (the root of a broadcast) when
+its sends are acknowledged. The rank verifies, after the next operation's first posts are out.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ring_bench.clocks import Alignment
 from ring_bench.dtypes import DATATYPES, Array, count_wrong, pattern_offset, poison
+from ring_bench.link import ring_of
 from ring_bench.plan import Plan
-from ring_bench.ring_end import RingEnd, ring_of
+from ring_bench.ring_end import RingEnd
+from ring_bench.schedule import Schedule
 from ring_bench.verbs.api import Completion, MemoryRegion, Provider
+from ring_bench.wanted import Wanted
+from ring_bench.workload import Do, Jitter
 
 __all__ = ["Observer", "Rank", "Record"]
 
 
 class Observer(Protocol):
-    """Hears of steps and iterations as they happen; must not block."""
+    """Hears of steps as they happen; must not block."""
 
-    def step(self, rank: int, ring: int, iteration: int, step: int, kind: str, t_ns: int) -> None:
+    def step(self, rank: int, ring: int, operation: int, step: int, kind: str, t_ns: int) -> None:
         """Take a step event: ``kind`` "post" or "done"; ``rank`` is the step's sender in both."""
         ...
 
 
+def _none() -> array[int]:
+    return array("q")
+
+
 @dataclass(slots=True)
 class Record:
-    """What a rank measured; index = ring, then step. -1: did not happen."""
+    """What a rank measured, times in ns. -1: did not happen."""
 
     post_ns: list[array[int]]
-    """First post of the step by this rank."""
+    """First post of the step by this rank; index = ring, then step."""
     done_ns: list[array[int]]
-    """Completion of the step that this rank received (its sender is the previous rank)."""
+    """Completion of the step that this rank received from its previous one; index = ring, then step."""
     wrong: array[int]
-    """Wrong elements per iteration; -1: not verified."""
+    """Wrong elements per operation; -1: not verified."""
+    issue_ns: array[int] = field(default_factory=_none)
+    """When the computation issued the operation."""
+    complete_ns: array[int] = field(default_factory=_none)
+    """When the operation was complete here."""
+    mark_ns: array[int] = field(default_factory=_none)
+    """When the iteration of a trace ended here, after a first entry: when the run began."""
+    computed_ns: array[int] = field(default_factory=_none)
+    """How long each `Do.COMPUTE` took, jitter included."""
+
+    _TIMES: ClassVar[tuple[str, ...]] = ("issue_ns", "complete_ns", "mark_ns")
 
     def aligned(self, alignment: Alignment) -> Record:
         """Give the record with its times on rank 0's clock."""
 
         def shift(times: array[int]) -> array[int]:
-            return array("q", alignment.apply(np.array(times, dtype=np.int64)).tobytes())
+            local = np.array(times, dtype=np.int64)
+            return array("q", np.where(local < 0, local, alignment.apply(local)).tobytes())
 
-        return Record([shift(row) for row in self.post_ns], [shift(row) for row in self.done_ns], self.wrong)
+        return replace(
+            self,
+            post_ns=[shift(row) for row in self.post_ns],
+            done_ns=[shift(row) for row in self.done_ns],
+            **{name: shift(getattr(self, name)) for name in self._TIMES},
+        )
+
+    def packed(self) -> dict[str, Any]:
+        """Give the bytes of the arrays, for other processes."""
+        return {
+            field.name: [row.tobytes() for row in value] if isinstance(value, list) else value.tobytes()
+            for field in fields(self)
+            for value in [getattr(self, field.name)]
+        }
 
     @classmethod
-    def from_bytes(cls, post_ns: list[bytes], done_ns: list[bytes], wrong: bytes) -> Record:
-        """Rebuild a record from the bytes of its arrays."""
-        return cls([array("q", b) for b in post_ns], [array("q", b) for b in done_ns], array("q", wrong))
+    def unpacked(cls, packed: Mapping[str, Any]) -> Record:
+        """Rebuild a record from `packed`."""
+
+        def rebuild(value: Any) -> Any:
+            return [array("q", row) for row in value] if isinstance(value, list) else array("q", value)
+
+        return cls(**{name: rebuild(value) for name, value in packed.items()})
 
 
 @dataclass(slots=True)
@@ -68,7 +106,7 @@ class Rank:
         host: Name of its host.
         provider: For the clock.
         region: Its registered memory, `Plan.layout` bytes; the pattern is in place.
-        wanted: The reduced pattern of the group, or None without verification.
+        wanted: What each shape of operation must give here, or None without verification.
         observer: Hears of steps, or None.
     """
 
@@ -78,41 +116,59 @@ class Rank:
     host: str
     provider: Provider
     region: MemoryRegion
-    wanted: Array | None
+    wanted: Sequence[Wanted] | None
     observer: Observer | None
     current: int = -1
-    """The iteration that has begun last."""
+    """The operation that has begun last."""
     ends: list[RingEnd] = field(default_factory=list)
+    deadline_ns: int | None = None
+    """When the computation in progress ends, on the provider's clock; None: it does not compute."""
     record: Record = field(init=False)
     _receives_left: list[int] = field(init=False)
     _sends_left: list[int] = field(init=False)
     _unacknowledged: int = field(init=False)
+    _durations: Iterator[int] = field(init=False)
+    """What each `Do.COMPUTE` will take."""
+    _cursor: int = 0
+    """Index of the next action."""
+    _walking: bool = False
+    _issued: int = 0
+    """Leading operations that the computation has issued."""
     _complete: int = 0
-    """Leading iterations whose data are all here."""
+    """Leading operations that are complete."""
     _settled: int = 0
-    """Leading iterations that are complete and verified."""
+    """Leading operations that are complete and verified."""
 
     def __post_init__(self) -> None:
-        plan = self.plan
-        rings = plan.config.rings if plan.steps else 0
-        iterations = len(plan.iterations)
+        plan, config = self.plan, self.plan.config
+        rings = config.rings if plan.axes else 0
+        operations = len(plan.operations)
+        planned = [value for do, value in plan.actions if do is Do.COMPUTE]
+        computed = Jitter.parse(config.compute_jitter).times(planned, seed=config.jitter_seed, rank=self.number)
+        self._durations = iter(computed)
         self.record = Record(
             post_ns=[array("q", [-1]) * plan.steps_total for _ in range(rings)],
             done_ns=[array("q", [-1]) * plan.steps_total for _ in range(rings)],
-            wrong=array("q", [-1]) * iterations,
+            issue_ns=array("q", [-1]) * operations,
+            complete_ns=array("q", [-1]) * operations,
+            mark_ns=array("q", [-1]) * (1 + sum(do is Do.MARK for do, _ in plan.actions)),
+            computed_ns=array("q", computed),
+            wrong=array("q", [-1]) * operations,
         )
-        self._receives_left = [rings * plan.steps] * iterations
-        self._sends_left = [rings * plan.steps] * iterations
-        self._unacknowledged = rings * plan.steps_total
 
     @property
     def finished(self) -> bool:
-        """Whether all data are here, verified, and all own sends are acknowledged."""
-        return self._settled == len(self._receives_left) and self._unacknowledged == 0
+        """Whether all is computed, all data are here and verified, and all own sends are acknowledged."""
+        return (
+            self._cursor == len(self.plan.actions)
+            and self.deadline_ns is None
+            and self._settled == len(self.plan.operations)
+            and self._unacknowledged == 0
+        )
 
     @property
     def complete(self) -> int:
-        """Leading iterations whose data are all here and, where that is on, verified."""
+        """Leading operations that are complete and, where that is on, verified."""
         return self._settled
 
     @property
@@ -121,11 +177,21 @@ class Rank:
         return min((end.missing for end in self.ends if end.missing is not None), default=None)
 
     def start(self) -> None:
-        """Begin the first iteration. A rank alone copies all of them at once."""
-        if self.plan.steps == 0:
-            self._copy_all()
-        else:
-            self._advance()
+        """Begin with the first action."""
+        shapes = range(len(self.plan.schedules))
+        sends = [sum(end.sends_of[shape] for end in self.ends) for shape in shapes]
+        receives = [sum(end.receives_of[shape] for end in self.ends) for shape in shapes]
+        self._sends_left = [sends[operation.shape] for operation in self.plan.operations]
+        self._receives_left = [receives[operation.shape] for operation in self.plan.operations]
+        self._unacknowledged = sum(self._sends_left)
+        self.record.mark_ns[0] = self.provider.clock_ns()
+        self._walk()
+
+    def tick(self, now_ns: int) -> None:
+        """Note that time has passed: go on if the computation in progress has ended."""
+        if self.deadline_ns is not None and self.deadline_ns <= now_ns:
+            self.deadline_ns = None
+            self._walk()
 
     def handle(self, completion: Completion) -> None:
         """Take a successful completion.
@@ -135,31 +201,25 @@ class Rank:
         """
         self.ends[ring_of(completion.wr_id)].handle(completion)
 
-    def may_begin(self) -> None:
-        """Begin the next iteration if it can begin; called when something it waits for has happened."""
-        if self.plan.config.release != "count":
-            self._advance()
-
     def force_begin(self) -> None:
-        """Begin the next iteration whatever the data (release rule "count")."""
+        """Begin the next operation whatever the data (release rule "count")."""
         self._begin(self.current + 1)
 
-    def received(self, iteration: int) -> None:
-        """Note that one more step of an iteration is received and reduced."""
-        self._receives_left[iteration] -= 1
-        if self._receives_left[iteration] == 0:
-            while self._complete < len(self._receives_left) and self._receives_left[self._complete] == 0:
-                self._complete += 1
-            self.may_begin()
-            self._verify(iteration)
-            self._settled = self._complete
+    def received(self, operation: int) -> None:
+        """Note that one more step of an operation is received and taken."""
+        self._receives_left[operation] -= 1
+        if self._receives_left[operation] == 0:
+            self._completed(operation)
 
-    def sent(self, iteration: int) -> None:
-        """Note that one more own send of an iteration is acknowledged."""
-        self._sends_left[iteration] -= 1
+    def sent(self, operation: int) -> None:
+        """Note that one more own send of an operation is acknowledged."""
+        self._sends_left[operation] -= 1
         self._unacknowledged -= 1
-        if self._sends_left[iteration] == 0:
-            self.may_begin()
+        if self._sends_left[operation] == 0:
+            if self._receives_nothing(operation):
+                self._completed(operation)
+            else:
+                self._advance()
 
     def data(self, byte_offset: int, elements: int) -> Array:
         """Give a typed view of the region."""
@@ -170,44 +230,88 @@ class Rank:
 
     def waiting_for(self) -> str:
         """Say in one sentence what this rank waits for; for messages about runs that hang."""
-        if self._complete < len(self._receives_left):
+        if self._complete < len(self.plan.operations):
             waits = [text for end in self.ends if (text := end.waiting_for())]
         else:
             waits = [f"acknowledgement of its last sends ({self._unacknowledged} left)"]
         return f"rank {self.number} ({self.host}) waits for " + "; ".join(waits)
 
+    def _walk(self) -> None:
+        """Go through the actions up to one that computes or waits."""
+        if self._walking:
+            return  # an operation that was issued is complete at once: the caller of all this goes on
+        self._walking = True
+        actions, record = self.plan.actions, self.record
+        while self.deadline_ns is None and self._cursor < len(actions):
+            do, value = actions[self._cursor]
+            if do is Do.WAIT and self._complete <= value:
+                break
+            self._cursor += 1
+            if do is Do.COMPUTE:
+                duration = next(self._durations)
+                self.deadline_ns = self.provider.clock_ns() + duration if duration else None
+            elif do is Do.ISSUE:
+                record.issue_ns[value] = self.provider.clock_ns()
+                self._issued = value + 1
+                self._advance()
+            elif do is Do.MARK:
+                record.mark_ns[value + 1] = self.provider.clock_ns()
+        self._walking = False
+
     def _advance(self) -> None:
-        following = self.current + 1
-        if following == len(self.plan.iterations) or self._complete < following:
+        """Begin the next operation if it can begin; called when something it waits for has happened."""
+        if self.plan.config.release == "count" and self.plan.axes:
+            if self.current < 0:
+                self._begin(0)
             return
-        if following >= 2 and self._sends_left[following - 2]:
-            return  # data in the receive buffer about to be poisoned are still being sent
-        self._begin(following)
+        while self.current + 1 < self._issued and self._complete > self.current:
+            following = self.current + 1
+            if following >= 2 and self._sends_left[following - 2]:
+                return  # data in the receive buffer about to be poisoned are still being sent
+            self._begin(following)
 
-    def _begin(self, iteration: int) -> None:
-        self.current = iteration
+    def _begin(self, operation: int) -> None:
+        self._settle(operation - 1)  # the receive buffer is used again
+        self.current = operation
+        result = self._result(operation)
         if self.wanted is not None:
-            poison(self._result(iteration))
+            poison(result)
+        copied = self._schedule(operation).copied(self.position)
+        if copied.length:
+            begin = self.plan.pattern_offset(operation) + copied.offset * self.plan.item_size
+            result[copied.offset : copied.end] = self.data(begin, copied.length)
         for end in self.ends:
-            end.begin(iteration)
+            end.begin(operation)
+        if self._receives_nothing(operation) and not self._sends_left[operation]:
+            self._completed(operation)
 
-    def _verify(self, iteration: int) -> None:
+    def _completed(self, operation: int) -> None:
+        self.record.complete_ns[operation] = self.provider.clock_ns()
+        while self._complete <= self.current and self.record.complete_ns[self._complete] >= 0:
+            self._complete += 1
+        self._walk()
+        self._advance()
+        self._settle(self._complete)
+
+    def _settle(self, until: int) -> None:
+        """Verify the complete operations before ``until`` that are not yet."""
+        while self._settled < min(until, self._complete):
+            self._settled += 1
+            self._verify(self._settled - 1)
+
+    def _receives_nothing(self, operation: int) -> bool:
+        shape = self.plan.operations[operation].shape
+        return not any(end.receives_of[shape] for end in self.ends)
+
+    def _schedule(self, operation: int) -> Schedule:
+        return self.plan.schedules[self.plan.operations[operation].shape]
+
+    def _verify(self, operation: int) -> None:
         if self.wanted is None:
             return
-        begin = pattern_offset(iteration)
-        result = self._result(iteration)
-        self.record.wrong[iteration] = count_wrong(result, self.wanted[begin : begin + result.size])
+        span = self._schedule(operation).result(self.position)
+        wanted = self.wanted[self.plan.operations[operation].shape].at(pattern_offset(operation))
+        self.record.wrong[operation] = count_wrong(self._result(operation)[span.offset : span.end], wanted)
 
-    def _result(self, iteration: int) -> Array:
-        count = self.plan.counts[self.plan.iterations[iteration].size]
-        return self.data(self.plan.receive_offset(iteration), count)
-
-    def _copy_all(self) -> None:
-        for iteration in range(len(self.plan.iterations)):
-            self.current = iteration
-            result = self._result(iteration)
-            if self.wanted is not None:
-                poison(result)
-            result[:] = self.data(self.plan.pattern_offset(iteration), result.size)
-            self._verify(iteration)
-            self._complete = self._settled = iteration + 1
+    def _result(self, operation: int) -> Array:
+        return self.data(self.plan.receive_offset(operation), self._schedule(operation).count)

@@ -66,7 +66,7 @@ class SizeResult(_Model):
     count: int = Field(description="elements, on the same scale")
     type: str
     redop: str
-    root: int = Field(default=-1, description="always -1: an AllReduce has no root")
+    root: int = Field(description="of a broadcast, rank within the group; -1: there is none")
     time_us: float | None = Field(
         description="time of one iteration: first post to last completion over all timed iterations of "
         "a group, divided by their number, mean over the groups; null when no time passed (one rank)"

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ring_bench.errors import CompletionError, FabricGoneError, NoProgressError, StalledError
+from ring_bench.link import ring_of, step_of
 from ring_bench.rank import Rank, Record
 from ring_bench.rendezvous import Rendezvous
-from ring_bench.ring_end import ring_of, step_of
 from ring_bench.setup import World
 from ring_bench.verbs.api import SUCCESS, Completion, Provider
+from ring_bench.workload import Do
 
 __all__ = ["gather", "run_ranks"]
 
@@ -43,6 +43,7 @@ def run_ranks(
         ProviderError: The fabric failed.
     """
     running = dict(world.ranks)
+    computes = any(do is Do.COMPUTE for do, _ in world.plan.actions)
     by_cq = world.by_cq
     rendezvous.begin()
     for rank in world.ranks.values():
@@ -51,7 +52,7 @@ def run_ranks(
             del running[rank.number]
     try:
         while running:
-            completions = provider.wait(None)
+            completions = provider.wait(_time_left(running, provider) if computes else None)
             for completion in completions:
                 if completion.status != SUCCESS:
                     raise _failure(completions, by_cq)
@@ -59,6 +60,8 @@ def run_ranks(
                 rank.handle(completion)
                 if rank.finished:
                     running.pop(rank.number, None)
+            if computes:
+                _tick(running, provider.clock_ns())
             rendezvous.check()
             if progress is not None:
                 progress()
@@ -87,26 +90,28 @@ def gather(world: World, rendezvous: Rendezvous) -> dict[int, Record]:
         PeerFailedError: A rank failed meanwhile.
     """
     everything = rendezvous.exchange(
-        {number: _pack(rank.record) for number, rank in world.ranks.items()}
+        {number: rank.record.packed() for number, rank in world.ranks.items()}
         if len(world.ranks) < world.plan.config.world
         else dict.fromkeys(world.ranks)
     )
     return {
-        number: world.ranks[number].record if number in world.ranks else _unpack(packed)
+        number: world.ranks[number].record if number in world.ranks else Record.unpacked(packed)
         for number, packed in everything.items()
     }
 
 
-def _pack(record: Record) -> dict[str, Any]:
-    return {
-        "post": [values.tobytes() for values in record.post_ns],
-        "done": [values.tobytes() for values in record.done_ns],
-        "wrong": record.wrong.tobytes(),
-    }
+def _time_left(running: Mapping[int, Rank], provider: Provider) -> int | None:
+    """Give the ns until the first computation ends; None: nobody computes."""
+    deadlines = [rank.deadline_ns for rank in running.values() if rank.deadline_ns is not None]
+    return max(0, min(deadlines) - provider.clock_ns()) if deadlines else None
 
 
-def _unpack(packed: Mapping[str, Any]) -> Record:
-    return Record.from_bytes(packed["post"], packed["done"], packed["wrong"])
+def _tick(running: dict[int, Rank], now_ns: int) -> None:
+    """Tell the ranks what time it is, in their order."""
+    for rank in list(running.values()):
+        rank.tick(now_ns)
+        if rank.finished:
+            del running[rank.number]
 
 
 def _failure(completions: list[Completion], by_cq: Mapping[int, Rank]) -> CompletionError:

@@ -102,7 +102,7 @@ class Session:
             with _signals_raise():
                 try:
                     records = self._run()
-                    complete = len(self._world.plan.iterations) if self._world is not None else 0
+                    complete = len(self._world.plan.operations) if self._world is not None else 0
                 except RingBenchError as error:
                     status = self._failed(error)
                 except Exception as error:
@@ -206,15 +206,15 @@ class Session:
             return
         if len(world.ranks) == config.world:
             per_size = config.warmup_iters + config.iters
-            while (end := (self._rows_shown + 1) * per_size) <= len(world.plan.iterations) and all(
+            while (end := (self._rows_shown + 1) * per_size) <= len(world.plan.operations) and all(
                 rank.complete >= end for rank in world.ranks.values()
             ):
                 records = {number: rank.record for number, rank in world.ranks.items()}
-                cycle, size = divmod(self._rows_shown, len(config.counts))
+                cycle, size = divmod(self._rows_shown, len(world.plan.schedules))
                 row = row_of(world.plan, records, cycle, size, end)
                 if row is not None:
                     self._show(row)
-        if self._sender is not None and world.plan.steps:
+        if self._sender is not None and world.plan.axes:
             self._tell_collectives(world, self._sender)
 
     def _tell_collectives(self, world: World, sender: EventSender) -> None:
@@ -222,13 +222,13 @@ class Session:
             if any(rank not in world.ranks for rank in group):
                 continue
             told = self._collectives.get(number, 0)
-            while told < len(world.plan.iterations) and all(world.ranks[rank].complete > told for rank in group):
+            while told < len(world.plan.operations) and all(world.ranks[rank].complete > told for rank in group):
                 records = {rank: world.ranks[rank].record for rank in group}
                 begin, end = collective_times(world.plan, records, told)
-                count = world.plan.counts[world.plan.iterations[told].size]
-                size = count * self.config.payload_scale * self.config.item_size
-                algbw = algbw_gbps(size, end - begin)
-                busbw = None if algbw is None else algbw * busbw_factor(len(group))
+                shape = world.plan.operations[told].shape
+                schedule = world.plan.schedules[shape]
+                algbw = algbw_gbps(world.plan.size_bytes(shape), end - begin)
+                busbw = None if algbw is None else algbw * busbw_factor(schedule.collective, schedule.ranks)
                 sender.collective((number, told, begin, end, busbw))
                 told += 1
             self._collectives[number] = told

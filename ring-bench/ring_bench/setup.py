@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ring_bench.config import Config
-from ring_bench.dtypes import Array, expected, pattern
+from ring_bench.dtypes import DATATYPES, Array, pattern
 from ring_bench.errors import UsageError
+from ring_bench.link import LinkQueuePairs, Neighbour
 from ring_bench.plan import Plan
 from ring_bench.rank import Observer, Rank
 from ring_bench.rendezvous import Rendezvous
-from ring_bench.ring_end import Neighbour, RingEnd, RingQueuePairs
+from ring_bench.ring_end import RingEnd
+from ring_bench.schedule import Schedule
 from ring_bench.verbs.api import CompletionQueue, Context, DeviceAttributes, MemoryRegion, Provider
+from ring_bench.wanted import Wanted, wanted_by
 
 __all__ = ["World", "set_up"]
 
@@ -73,22 +76,23 @@ def set_up(
     regions = {rank: device.reg_mr(plan.layout.total) for rank, device in devices.items()}
     wanted = _fill_patterns(plan, regions)
     queues: dict[int, CompletionQueue] = {}
-    pairs: dict[int, list[RingQueuePairs]] = {}
-    rings = config.rings if plan.steps else 0
+    pairs: dict[int, list[dict[int, LinkQueuePairs]]] = {}
+    rings = config.rings if plan.axes else 0
     for rank, device in devices.items():
         queues[rank] = device.create_cq(_cq_entries(plan))
-        pairs[rank] = [_create_pairs(plan, device, queues[rank]) for _ in range(rings)]
+        pairs[rank] = [{axis: _create_pairs(plan, device, queues[rank]) for axis in plan.axes} for _ in range(rings)]
     peers = rendezvous.exchange(
         {
             rank: {
                 "address": regions[rank].address,
                 "rkey": regions[rank].rkey,
-                "rings": [ring.numbers() for ring in pairs[rank]],
+                "rings": [[links[axis].numbers() for axis in plan.axes] for links in pairs[rank]],
             }
             for rank in local_ranks
         }
     )
     ranks: dict[int, Rank] = {}
+    grid = Schedule(0, config.grid)
     for group in config.groups:
         for position, number in enumerate(group):
             if number not in devices:
@@ -103,11 +107,16 @@ def set_up(
                 wanted=wanted.get(number),
                 observer=observer,
             )
-            before, behind = group[position - 1], group[(position + 1) % len(group)]
-            for ring, qps in enumerate(pairs[number]):
-                previous = _neighbour(before, ring, known, peers)
-                following = _neighbour(behind, ring, known, peers)
-                end = RingEnd(ranks[number], ring, qps, previous, following)
+            for ring, links in enumerate(pairs[number]):
+                ends = {}
+                for index, axis in enumerate(plan.axes):
+                    before, behind = group[grid.prev_rank(position, axis)], group[grid.next_rank(position, axis)]
+                    ends[axis] = (
+                        links[axis],
+                        _neighbour(before, ring, index, known, peers),
+                        _neighbour(behind, ring, index, known, peers),
+                    )
+                end = RingEnd(ranks[number], ring, ends)
                 end.connect()
                 ranks[number].ends.append(end)
     provider.flush()  # all receives are posted before anybody starts
@@ -176,12 +185,12 @@ def _cq_entries(plan: Plan) -> int:
     slots = plan.config.slots
     data = slots * (plan.max_segments + 1) + slots * 2
     control = (1 + slots) + (2 * slots + 1)
-    return max(1, plan.config.rings * (data + control))
+    return max(1, plan.config.rings * len(plan.axes) * (data + control))
 
 
-def _create_pairs(plan: Plan, device: Context, cq: CompletionQueue) -> RingQueuePairs:
+def _create_pairs(plan: Plan, device: Context, cq: CompletionQueue) -> LinkQueuePairs:
     slots = plan.config.slots
-    return RingQueuePairs(
+    return LinkQueuePairs(
         send=[device.create_qp(cq, plan.max_segments, 1) for _ in range(slots)],
         credit=device.create_qp(cq, 1, slots),
         recv=[device.create_qp(cq, 1, 1) for _ in range(slots)],
@@ -190,29 +199,29 @@ def _create_pairs(plan: Plan, device: Context, cq: CompletionQueue) -> RingQueue
 
 
 def _neighbour(
-    rank: int, ring: int, known: Mapping[int, Mapping[str, Any]], peers: Mapping[int, Mapping[str, Any]]
+    rank: int, ring: int, link: int, known: Mapping[int, Mapping[str, Any]], peers: Mapping[int, Mapping[str, Any]]
 ) -> Neighbour:
     peer = peers[rank]
-    return Neighbour(rank, known[rank]["gid"], peer["rings"][ring], peer["address"], peer["rkey"])
+    return Neighbour(rank, known[rank]["gid"], peer["rings"][ring][link], peer["address"], peer["rkey"])
 
 
-def _fill_patterns(plan: Plan, regions: Mapping[int, MemoryRegion]) -> dict[int, Array]:
-    """Write each local rank's send data; with verification, give the sum that each local rank must arrive at."""
+def _fill_patterns(plan: Plan, regions: Mapping[int, MemoryRegion]) -> dict[int, list[Wanted]]:
+    """Write each local rank's send data; with verification, give what each local rank must arrive at."""
     config = plan.config
     size = plan.pattern_length * plan.item_size
 
     def make(rank: int) -> Array:
+        if rank in filled:
+            begin = plan.layout.pattern
+            return regions[rank].buffer[begin : begin + size].view(DATATYPES[config.datatype])
         return pattern(config.datatype, config.op, rank, plan.pattern_length, config.seed)
 
-    wanted: dict[int, Array] = {}
-    for group in config.groups:
-        local = [rank for rank in group if rank in regions]
-        if not local:
-            continue
-        patterns = {rank: make(rank) for rank in (group if config.check else local)}
-        for rank in local:
-            begin = plan.layout.pattern
-            regions[rank].buffer[begin : begin + size] = patterns[rank].view("u1")
-        if config.check:
-            wanted.update(dict.fromkeys(local, expected(config.datatype, config.op, patterns.values())))
+    filled: set[int] = set()
+    for rank, region in regions.items():
+        region.buffer[plan.layout.pattern : plan.layout.pattern + size] = make(rank).view("u1")
+        filled.add(rank)
+    wanted: dict[int, list[Wanted]] = {}
+    if config.check:
+        for group in config.groups:
+            wanted.update(wanted_by(plan, group, [rank for rank in group if rank in regions], make))
     return wanted

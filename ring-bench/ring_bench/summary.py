@@ -14,9 +14,10 @@ from ring_bench.overlap import StepChange, largest_lasting, overlap_history, sum
 from ring_bench.plan import Plan
 from ring_bench.rank import Record
 from ring_bench.results import Overlap, Percentiles, SizeResult, Totals, percentiles
+from ring_bench.schedule import Collective, Schedule
 from ring_bench.units import algbw_gbps, busbw_factor
 
-__all__ = ["collective_times", "row_of", "rows_of", "totals_of"]
+__all__ = ["collective_times", "nccl_count", "row_of", "rows_of", "totals_of"]
 
 _Times = npt.NDArray[np.int64]
 
@@ -29,9 +30,16 @@ class _Records:
         self.post = {rank: _stack(record.post_ns) for rank, record in records.items()}
         self.done = {rank: _stack(record.done_ns) for rank, record in records.items()}
         self.groups = [[rank for rank in group if rank in records] for group in config.groups]
-        self.previous = {
-            group[position]: group[position - 1] for group in config.groups for position in range(len(group))
-        }
+        grid = Schedule(0, config.grid)
+        self.previous = [
+            {
+                rank: group[grid.prev_rank(position, axis)]
+                for group in config.groups
+                for position, rank in enumerate(group)
+            }
+            for axis in range(len(config.grid))
+        ]
+        """By axis: the rank that a rank receives from."""
         self.whole = len(records) == config.world
 
 
@@ -52,7 +60,7 @@ def rows_of(plan: Plan, records: Mapping[int, Record], complete: int, uncertaint
     """
     rows = []
     for cycle in range(plan.config.run_cycles):
-        for size in range(len(plan.counts)):
+        for size in range(len(plan.schedules)):
             row = row_of(plan, records, cycle, size, complete, uncertainty_ns)
             if row is not None:
                 rows.append(row)
@@ -65,16 +73,16 @@ def row_of(
     """Give the row of one size of one cycle; None when no timed iteration of it is complete."""
     config = plan.config
     per_size = config.warmup_iters + config.iters
-    first = (cycle * len(plan.counts) + size) * per_size + config.warmup_iters
+    first = (cycle * len(plan.schedules) + size) * per_size + config.warmup_iters
     iterations = range(first, min(first + config.iters, complete))
     if not iterations:
         return None
     data = _Records(config, records)
-    count = plan.counts[size] * config.payload_scale
-    size_bytes = count * config.item_size
+    schedule = plan.schedules[size]
+    size_bytes = plan.size_bytes(size)
     verified = range(first - config.warmup_iters, iterations.stop)
     wrong = sum(values[i] for values in data.wrong.values() for i in verified) if config.check else None
-    timed = plan.steps > 0
+    timed = schedule.steps > 0
     cct = [_group_times(plan, data, group, iterations) for group in data.groups if group] if timed else []
     time_ns = _mean_iteration_ns(plan, data, iterations) if timed else None
     algbw = None if time_ns is None else algbw_gbps(size_bytes, time_ns)
@@ -82,12 +90,13 @@ def row_of(
     return SizeResult(
         cycle=cycle,
         size_bytes=size_bytes,
-        count=count,
+        count=nccl_count(schedule) * config.payload_scale,
         type=config.datatype,
-        redop=config.op,
+        redop=config.op if schedule.collective.reduces else "none",
+        root=schedule.root if schedule.collective is Collective.BROADCAST else -1,
         time_us=None if time_ns is None else time_ns / 1000,
         algbw_gbps=algbw,
-        busbw_gbps=None if algbw is None else algbw * busbw_factor(plan.ranks),
+        busbw_gbps=None if algbw is None else algbw * busbw_factor(schedule.collective, schedule.ranks),
         wrong=wrong,
         iterations=len(iterations),
         cct_us=_percentiles_us([end - begin for times in cct for begin, end in times]),
@@ -111,29 +120,42 @@ def totals_of(rows: list[SizeResult]) -> Totals:
     )
 
 
-def collective_times(plan: Plan, records: Mapping[int, Record], iteration: int) -> tuple[int, int]:
-    """Give (first post, last completion) in ns of an iteration over the given ranks of one group."""
-    begin, end = iteration * plan.steps, (iteration + 1) * plan.steps
-    posts = min(min(row[begin:end]) for record in records.values() for row in record.post_ns)
-    dones = max(max(row[begin:end]) for record in records.values() for row in record.done_ns)
+def nccl_count(schedule: Schedule) -> int:
+    """Give nccl-tests' count: elements of the buffer, of one rank's part for all-gather and reduce-scatter."""
+    parts = schedule.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    return schedule.count // schedule.ranks if parts else schedule.count
+
+
+def collective_times(plan: Plan, records: Mapping[int, Record], operation: int) -> tuple[int, int]:
+    """Give (first post, last completion) in ns of an operation over the given ranks of one group."""
+    _, begin, steps, *_ = plan.operations[operation]
+    span = slice(begin, begin + steps)
+    posts = min(t for record in records.values() for row in record.post_ns for t in row[span] if t >= 0)
+    dones = max(t for record in records.values() for row in record.done_ns for t in row[span])
     return posts, dones
 
 
-def _group_times(plan: Plan, data: _Records, group: list[int], iterations: range) -> list[tuple[int, int]]:
-    span = slice(iterations.start * plan.steps, iterations.stop * plan.steps)
-    shape = (len(group), -1, len(iterations), plan.steps)
-    posts = np.stack([data.post[rank][:, span] for rank in group]).reshape(shape).min(axis=(0, 1, 3))
+def _steps(plan: Plan, operations: range) -> slice:
+    first, last = plan.operations[operations.start], plan.operations[operations.stop - 1]
+    return slice(first.first_step, last.first_step + last.steps)
+
+
+def _group_times(plan: Plan, data: _Records, group: list[int], operations: range) -> list[tuple[int, int]]:
+    span = _steps(plan, operations)
+    shape = (len(group), -1, len(operations), plan.operations[operations.start].steps)
+    posts = np.stack([data.post[rank][:, span] for rank in group]).reshape(shape)
     dones = np.stack([data.done[rank][:, span] for rank in group]).reshape(shape).max(axis=(0, 1, 3))
-    return list(zip(posts.tolist(), dones.tolist(), strict=True))
+    first = np.where(posts < 0, np.iinfo(np.int64).max, posts).min(axis=(0, 1, 3))
+    return list(zip(first.tolist(), dones.tolist(), strict=True))
 
 
-def _mean_iteration_ns(plan: Plan, data: _Records, iterations: range) -> float | None:
+def _mean_iteration_ns(plan: Plan, data: _Records, operations: range) -> float | None:
     spans = []
     for group in data.groups:
         if group:
-            times = _group_times(plan, data, group, iterations)
+            times = _group_times(plan, data, group, operations)
             begin, end = min(begin for begin, _ in times), max(end for _, end in times)
-            spans.append((end - begin) / len(iterations))
+            spans.append((end - begin) / len(operations))
     return sum(spans) / len(spans) if spans else None
 
 
@@ -141,24 +163,31 @@ def _percentiles_us(samples_ns: list[int]) -> Percentiles | None:
     return percentiles([sample / 1000 for sample in samples_ns])
 
 
-def _step_durations(plan: Plan, data: _Records, iterations: range) -> list[int]:
-    span = slice(iterations.start * plan.steps, iterations.stop * plan.steps)
-    pairs = [(rank, data.previous[rank]) for rank in data.done if data.previous[rank] in data.post]
-    return [
-        duration
-        for rank, sender in pairs
-        for duration in (data.done[rank][:, span] - data.post[sender][:, span]).ravel().tolist()
-    ]
+def _step_durations(plan: Plan, data: _Records, operations: range) -> list[int]:
+    """Give how long each step took at each receiver whose sender is covered: by rank, ring, step."""
+    span = _steps(plan, operations)
+    axes = np.array([axis for number in operations for axis in plan.axes_of(plan.operations[number].shape)])
+    durations: list[int] = []
+    for rank, rows in data.done.items():
+        dones = rows[:, span]
+        posts = np.full_like(dones, -1)
+        for axis in plan.axes:
+            sender = data.previous[axis][rank]
+            if sender in data.post:
+                posts[:, axes == axis] = data.post[sender][:, span][:, axes == axis]
+        durations += (dones - posts)[(dones >= 0) & (posts >= 0)].tolist()
+    return durations
 
 
-def _overlap(plan: Plan, data: _Records, iterations: range, uncertainty_ns: int) -> Overlap:
-    first, last = iterations.start * plan.steps, iterations.stop * plan.steps
+def _overlap(plan: Plan, data: _Records, operations: range, uncertainty_ns: int) -> Overlap:
+    span = _steps(plan, operations)
     changes = [
         StepChange(t_ns, step, in_flight)
         for in_flight, times in ((True, data.post), (False, data.done))
         for rows in times.values()
         for row in rows
-        for step, t_ns in enumerate(row[first:last].tolist(), start=first)
+        for step, t_ns in enumerate(row[span].tolist(), start=span.start)
+        if t_ns >= 0
     ]
     history = overlap_history(changes)
     largest, mean = summarise(history)

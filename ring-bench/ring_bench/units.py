@@ -2,13 +2,15 @@
 """Sizes in, bandwidths out: the one place where bytes, nanoseconds and GB/s are converted.
 
 Sizes are given and shown with binary suffixes (1K = 1024 bytes), bandwidths are decimal (1 GB/s = 10^9 bytes
-per second), as in nccl-tests. ``algbw`` is size / time. ``busbw`` is algbw x 2(N-1)/N for an AllReduce over N
+per second), as in nccl-tests. ``algbw`` is size / time. ``busbw`` is algbw times a factor of the collective and its N
 ranks (nccl-tests, doc/PERFORMANCE.md): what each link of the ring carries, comparable between rank counts.
 """
 
 from __future__ import annotations
 
 import re
+
+from ring_bench.schedule import Collective
 
 __all__ = ["algbw_gbps", "busbw_factor", "format_size", "parse_size"]
 
@@ -41,6 +43,8 @@ def algbw_gbps(size_bytes: int, time_ns: float) -> float | None:
     return size_bytes / time_ns if time_ns > 0 else None
 
 
-def busbw_factor(ranks: int) -> float:
-    """Give the factor from algbw to busbw of an AllReduce: 2(N-1)/N."""
-    return 2 * (ranks - 1) / ranks
+def busbw_factor(collective: Collective, ranks: int) -> float:
+    """Give the factor from algbw to busbw: AllReduce 2(N-1)/N, along any axes; broadcast 1; the others (N-1)/N."""
+    if collective is Collective.BROADCAST:
+        return 1.0
+    return (2 if collective is Collective.ALL_REDUCE else 1) * (ranks - 1) / ranks

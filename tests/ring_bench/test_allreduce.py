@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ring_bench.config import Config, Tagging
 from ring_bench.errors import CompletionError, ProtocolError, StalledError
+from ring_bench.link import Link
 from ring_bench.rank import Rank
 from ring_bench.ring_end import RingEnd
 from ring_bench.setup import World
@@ -136,7 +137,7 @@ def test_independent_release_lets_steps_pass_each_other_within_an_iteration(loop
         provider = LoopbackProvider(seed=seed, min_delay_ns=1, max_delay_ns=100_000)
         config = Config(world=6, release="independent", minbytes=400, maxbytes=400, iters=4)
         world = loopback_run(config, provider)
-        steps = world.plan.steps
+        steps = world.plan.schedules[0].steps
         for rank in world.ranks.values():
             posts, dones = rank.record.post_ns[0], rank.record.done_ns[0]
             for step in range(1, len(posts)):
@@ -163,7 +164,7 @@ def test_without_a_posted_receive_the_run_fails_and_names_rank_step_and_cause(
     loopback_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Take away the receiver's part of the credit contract and see the fabric notice."""
-    monkeypatch.setattr(RingEnd, "_receive_ids", lambda self, step: ())
+    monkeypatch.setattr(Link, "_receive_ids", lambda self, step: ())
     with pytest.raises(CompletionError, match=r"rank \d \(h\d\).*step 0 .*RNR_RETRY_EXC_ERR") as caught:
         loopback_run(Config(world=3, minbytes=400, maxbytes=400))
     assert caught.value.describe()["status"] == "RNR_RETRY_EXC_ERR"
@@ -171,13 +172,13 @@ def test_without_a_posted_receive_the_run_fails_and_names_rank_step_and_cause(
 
 
 def test_a_wrong_remote_key_is_an_access_error(loopback_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = RingEnd.__init__
+    original = Link.__init__
 
-    def spoiled(self: RingEnd, *args: Any) -> None:
+    def spoiled(self: Link, *args: Any) -> None:
         original(self, *args)
-        self._following.rkey = 77
+        self.following.rkey = 77
 
-    monkeypatch.setattr(RingEnd, "__init__", spoiled)
+    monkeypatch.setattr(Link, "__init__", spoiled)
     with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):
         loopback_run(Config(world=2, minbytes=400, maxbytes=400))
 
@@ -185,20 +186,20 @@ def test_a_wrong_remote_key_is_an_access_error(loopback_run: Run, monkeypatch: p
 def test_a_grant_that_never_comes_stalls_and_says_who_waits_for_what(
     loopback_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RingEnd, "_post_grant", lambda self, step: None)
+    monkeypatch.setattr(Link, "_post_grant", lambda self, step: None)
     with pytest.raises(StalledError, match=r"rank 0 \(h0\) waits for ring 0: step \d+ from rank 1"):
         loopback_run(Config(world=2, minbytes=400, maxbytes=400, slots=1))
 
 
 def test_a_grant_out_of_turn_is_a_protocol_error(loopback_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = RingEnd._post_grant
-    monkeypatch.setattr(RingEnd, "_post_grant", lambda self, step: original(self, step + 1))
+    original = Link._post_grant
+    monkeypatch.setattr(Link, "_post_grant", lambda self, step: original(self, step + 1))
     with pytest.raises(ProtocolError, match="unexpected grant of step"):
         loopback_run(Config(world=2, minbytes=400, maxbytes=400))
 
 
 def test_a_reduction_that_is_skipped_shows_as_wrong_values(loopback_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RingEnd, "_reduce_chunk", lambda self, iteration, slot, receive: None)
+    monkeypatch.setattr(RingEnd, "_combine", lambda self, operation, scratch, receive: None)
     world = loopback_run(Config(world=3, minbytes=3000, maxbytes=3000, iters=2))
     assert all(count > 0 for count in wrong(world))
 

@@ -45,7 +45,7 @@ def test_switched_off_verification_shows(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_wrong_values_fail_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RingEnd, "_reduce_chunk", lambda self, iteration, slot, receive: None)
+    monkeypatch.setattr(RingEnd, "_combine", lambda self, operation, scratch, receive: None)
     status, out, err = run(capsys, "--provider loopback --world 3 -b 1K -n 1 -w 0")
     assert status == 1
     assert re.search(r"# Out of bounds values : [1-9][0-9]* FAILED", out)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ring_bench.config import Config
 from ring_bench.errors import UsageError
-from ring_bench.plan import Plan
+from ring_bench.plan import Plan, Send
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_steps_count_on_through_warm_up_sizes_and_cycles() -> None:
     config = Config(world=4, minbytes=4, maxbytes=8, stepfactor=2, iters=3, warmup_iters=1, run_cycles=2)
     plan = Plan(config, mtu=1024, max_message=1 << 30)
     assert plan.steps_total == config.steps_total == 2 * 2 * 4 * 6
-    assert [i.timed for i in plan.iterations[:4]] == [False, True, True, True]
+    assert [i.timed for i in plan.operations[:4]] == [False, True, True, True]
 
 
 @given(
@@ -84,20 +84,24 @@ def test_buffers_do_not_overlap_and_segments_cover_each_chunk(
         payload_scale=scale,
     )
     plan = Plan(config, mtu=256, max_message=1 << 30)
-    count = max(plan.counts)
+    count = max(schedule.count for schedule in plan.schedules)
     spans = [(plan.layout.pattern, plan.pattern_length * 4)]
     spans += [(offset, count * 4) for offset in plan.layout.receive]
-    if plan.steps:
-        largest = max(r.length for q in range(rings) for r in plan.receives(0, q, 0)) * 4
-        spans += [(plan.scratch_offset(q, slot), largest) for q in range(rings) for slot in range(slots)]
+    if plan.axes:
+        steps = [step.receive for q in range(rings) for step in plan.steps_of(0, q, 0)]
+        largest = max(receive.length for receive in steps if receive) * 4
+        spans += [(plan.scratch_offset(q, 0, slot), largest) for q in range(rings) for slot in range(slots)]
     spans.sort()
     for (begin, length), (following, _) in pairwise(spans):
         assert begin + length <= following
     assert spans[-1][0] + spans[-1][1] <= plan.layout.total
     for ring in range(rings):
         for position in range(ranks):
-            behind = plan.receives(0, ring, (position + 1) % ranks)
-            for send, receive in zip(plan.sends(0, ring, position), behind, strict=True):
+            behind = [step.receive for step in plan.steps_of(0, ring, (position + 1) % ranks)]
+            for step, receive in zip(plan.steps_of(0, ring, position), behind, strict=True):
+                send = step.send
+                assert send is not None
+                assert receive is not None
                 assert send.offset == receive.offset * 4
                 assert sum(part.length for part in send.segments) == receive.length * 4
                 assert send.packets == receive.packets
@@ -105,15 +109,21 @@ def test_buffers_do_not_overlap_and_segments_cover_each_chunk(
                 assert all(part.wire_length == part.length * scale <= segment for part in send.segments)
 
 
+def first_send(plan: Plan) -> Send:
+    send = plan.steps_of(0, 0, 0)[0].send
+    assert send is not None
+    return send
+
+
 def test_a_segment_is_never_longer_than_the_devices_allow() -> None:
     plan = Plan(Config(world=2, minbytes=1 << 32, maxbytes=1 << 32), mtu=4096, max_message=1 << 20)
     assert plan.max_segments == 1 << 11
-    assert {part.length for part in plan.sends(0, 0, 0)[0].segments} == {1 << 20}
+    assert {part.length for part in first_send(plan).segments} == {1 << 20}
 
 
 def test_four_bytes_over_a_gigabyte_are_two_writes() -> None:
     config = Config(world=2, minbytes=(2 << 30) + 8, maxbytes=(2 << 30) + 8)
-    segments = Plan(config, mtu=4096, max_message=1 << 31).sends(0, 0, 0)[0].segments
+    segments = first_send(Plan(config, mtu=4096, max_message=1 << 31)).segments
     assert [part.length for part in segments] == [1 << 30, 4]
 
 

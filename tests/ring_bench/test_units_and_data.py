@@ -20,6 +20,7 @@ from ring_bench.dtypes import (
     pattern_offset,
     poison,
 )
+from ring_bench.schedule import Collective
 from ring_bench.units import algbw_gbps, busbw_factor, format_size, parse_size
 
 
@@ -44,8 +45,10 @@ def test_a_written_size_reads_back(size: int) -> None:
 def test_bandwidths_are_decimal_gigabytes_with_the_factor_of_nccl_tests() -> None:
     assert algbw_gbps(10**9, 10**9) == 1.0
     assert algbw_gbps(1, 0) is None
-    assert busbw_factor(4) == 1.5
-    assert busbw_factor(1) == 0.0
+    assert busbw_factor(Collective.ALL_REDUCE, 4) == 1.5
+    assert busbw_factor(Collective.ALL_REDUCE, 1) == 0.0
+    assert busbw_factor(Collective.ALL_GATHER, 4) == busbw_factor(Collective.REDUCE_SCATTER, 4) == 0.75
+    assert busbw_factor(Collective.BROADCAST, 4) == 1.0
 
 
 def test_aliases_name_the_same_types_as_nccl_tests() -> None:
