@@ -107,6 +107,10 @@ class Config:
                 "release rule 'count' sends a chunk when *some* chunk arrived, so the sums are not right: "
                 "add -c 0, or use 'in-order' or 'independent'"
             )
+        if self.release == "count" and (
+            self.collective != Collective.ALL_REDUCE or len(self.grid) > 1 or self.trace is not None or self.compute_ns
+        ):
+            raise UsageError("release rule 'count' is for an AllReduce in one ring without computation")
         if self.steps_total >= _MAX_STEPS:
             raise UsageError(f"{self.steps_total} steps do not fit the 32-bit immediate: fewer iterations")
 
