@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from ring_bench.schedule import Collective, Schedule, Span, Split, Take, part
 
+quick = settings(deadline=None, max_examples=60)
+
 Elements = list[Counter[int]]
 """Per element, how often each rank's contribution is in it."""
 
@@ -95,7 +97,7 @@ class Executor:
         return [Counter({peer: 1}) for peer, span in zip(peers, cut, strict=True) for _ in range(span.length)]
 
 
-@settings(deadline=None, max_examples=60)
+@quick
 @given(schedules(), st.integers(0, 1 << 32))
 def test_every_collective_gives_every_contribution_exactly_where_it_belongs(schedule: Schedule, seed: int) -> None:
     executor = Executor(schedule, random.Random(seed))
@@ -105,6 +107,7 @@ def test_every_collective_gives_every_contribution_exactly_where_it_belongs(sche
         assert result[span.offset : span.end] == executor.wanted(rank)[span.offset : span.end]
 
 
+@quick
 @given(schedules())
 def test_all_ranks_have_as_many_steps_and_no_chunk_is_larger_than_said(schedule: Schedule) -> None:
     for rank in range(math.prod(schedule.dims)):
@@ -114,6 +117,7 @@ def test_all_ranks_have_as_many_steps_and_no_chunk_is_larger_than_said(schedule:
             assert all(step.send is None or step.send.span.length <= schedule.largest_chunk() for step in steps)
 
 
+@quick
 @given(schedules().filter(lambda schedule: schedule.steps > 0))
 def test_needs_lie_before_the_step_so_that_taking_steps_in_order_never_hangs(schedule: Schedule) -> None:
     for rank in range(math.prod(schedule.dims)):
@@ -121,6 +125,7 @@ def test_needs_lie_before_the_step_so_that_taking_steps_in_order_never_hangs(sch
             assert all(need < k for side in (step.send, step.receive) if side for need in side.needs)
 
 
+@quick
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
 def test_along_two_axes_a_rank_sends_as_much_as_in_one_ring_over_all(columns: int, rows: int, rings: int) -> None:
     count = columns * rows * rings * 4
