@@ -6,13 +6,12 @@ error.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import httpx
 
-from host_agent.auth import checked_token, read_token
+from host_agent.auth import load_token
 from host_agent.errors import SwitchError, SwitchRefusedError, SwitchUnreachableError
 from host_agent.testbed import SwitchEntry
 
@@ -36,7 +35,7 @@ class SwitchClient:
         self.name = entry.name
         self.url = entry.url.rstrip("/")
         headers = {}
-        token = _token(entry)
+        token = load_token(entry.token_file, "SWITCH_AGENT_TOKEN")
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=TIMEOUT, transport=transport)
@@ -130,13 +129,6 @@ async def each(
         else:
             done[client.name] = outcome
     return done, failed
-
-
-def _token(entry: SwitchEntry) -> str | None:
-    if entry.token_file is not None:
-        return read_token(entry.token_file)
-    token = os.environ.get("SWITCH_AGENT_TOKEN", "").strip()
-    return checked_token(token, "the environment variable SWITCH_AGENT_TOKEN") if token else None
 
 
 def _detail(response: httpx.Response) -> str:

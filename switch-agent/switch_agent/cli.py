@@ -109,9 +109,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from switch_agent.agent.address import split_address
     from switch_agent.agent.config import SwitchConfig, load_config
-    from switch_agent.agent.server import listen, read_token, serve
+    from switch_agent.agent.inputs import read_token, split_address
+    from switch_agent.agent.server import listen, serve
     from switch_agent.agent.service import AgentOptions
     from symphony_common.rest import KnownHosts, is_loopback
 
@@ -160,8 +160,8 @@ def _doctor(args: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from switch_agent.agent.address import split_address
     from switch_agent.agent.doctor import examine
+    from switch_agent.agent.inputs import split_address
 
     console = _console()
     if args.bfrt:

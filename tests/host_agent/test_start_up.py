@@ -135,7 +135,7 @@ def test_files_that_are_no_text_are_refused_in_one_line(
 
 def test_a_senseless_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever httpx says of it."""
-    assert main(["jobs", "--server", "http://[", "list"]) == 1
+    assert main(["jobs", "--server", "http://[", "list"]) == 2
     one_line(capsys)
 
 

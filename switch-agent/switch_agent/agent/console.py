@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from switch_agent.errors import AgentUnreachableError, ConfigError
-from symphony_common.addresses import checked_url
+from switch_agent.agent.inputs import checked_url, read_token
+from switch_agent.errors import AgentUnreachableError
 
 __all__ = ["RestClient", "jobs_table", "plain_table", "registers_table", "session_table", "show"]
 
@@ -24,11 +23,8 @@ class RestClient:
     """Reads an agent's REST interface. Raises AgentUnreachableError with the agent's own words, ConfigError at once."""
 
     def __init__(self, url: str, timeout: float = 5.0) -> None:
-        try:
-            self.url = checked_url(url).rstrip("/")
-        except ValueError as error:
-            raise ConfigError(f"--url: {error}") from None
-        token = os.environ.get("SWITCH_AGENT_TOKEN")
+        self.url = checked_url(url).rstrip("/")
+        token = read_token(None)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers, trust_env=False)
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from switch_agent.agent.address import split_address
 from switch_agent.agent.console import RestClient
+from switch_agent.agent.inputs import split_address
 from switch_agent.agent.tables import check_schema, signed_fields
 from switch_agent.bfrt.client import Client, open_channel
 from switch_agent.bfrt.requests import Value

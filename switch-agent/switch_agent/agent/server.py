@@ -6,40 +6,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import uvicorn
 
-from switch_agent.agent.address import split_address
+from switch_agent.agent.inputs import split_address
 from switch_agent.agent.rest import build_app
 from switch_agent.agent.service import Agent, AgentOptions
 from switch_agent.errors import ConfigError
 from symphony_common.rest import KnownHosts, is_loopback
 
-__all__ = ["listen", "read_token", "serve"]
+__all__ = ["listen", "serve"]
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 3
-
-
-def read_token(path: Path | None) -> str | None:
-    """Return the token from ``--token-file``, else from SWITCH_AGENT_TOKEN, else None."""
-    if path is None:
-        return os.environ.get("SWITCH_AGENT_TOKEN") or None
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"cannot read token file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"token file {path} is no UTF-8 text (byte {error.start})") from error
-    if not token:
-        raise ConfigError(f"token file {path} is empty: put one line with a random token into it")
-    return token
 
 
 def listen(address: str, token: str | None) -> socket.socket:

@@ -211,7 +211,7 @@ async def test_names_are_allowed_by_option(tmp_path: Path) -> None:
         (("--ports", "0"), "--ports 0"),
         (("--client-id", "-1"), "--client-id"),
         (("--config", "/nonexistent.yaml"), "cannot read switch config"),
-        (("--token-file", "/nonexistent"), "cannot read token file"),
+        (("--token-file", "/nonexistent"), "cannot read the token file"),
         (("--config", "LATIN"), "cannot read switch config"),
         (("--config", "BROKEN"), "cannot read switch config"),
         (("--token-file", "LATIN"), "is no UTF-8 text"),

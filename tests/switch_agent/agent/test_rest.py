@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fabric_twin.bfrt_server import BfRtServer, MemoryBackend
 from switch_agent.agent import Agent, build_app
-from switch_agent.agent.address import split_address
+from switch_agent.agent.inputs import read_token, split_address
 from switch_agent.agent.metrics import MAX_JOBS
 from switch_agent.agent.rest import MAX_BODY_BYTES
-from switch_agent.agent.server import _Server, listen, read_token
+from switch_agent.agent.server import _Server, listen
 from switch_agent.bfrt import SessionState
 from switch_agent.errors import ConfigError
 
@@ -265,13 +265,13 @@ def test_occupied_port_is_one_clear_error() -> None:
 
 def test_token_comes_from_file_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file wins; an empty or missing file is an error, not an open door."""
-    monkeypatch.setenv("SWITCH_AGENT_TOKEN", "from-env")
-    assert read_token(None) == "from-env"
+    monkeypatch.setenv("SWITCH_AGENT_TOKEN", "from-the-environment")
+    assert read_token(None) == "from-the-environment"
     path = tmp_path / "token"
-    path.write_text(" from-file\n")
-    assert read_token(path) == "from-file"
+    path.write_text(" from-the-secret-file\n")
+    assert read_token(path) == "from-the-secret-file"
     path.write_text("\n")
-    with pytest.raises(ConfigError, match="is empty"):
+    with pytest.raises(ConfigError, match="holds no token"):
         read_token(path)
     with pytest.raises(ConfigError, match="cannot read"):
         read_token(tmp_path / "none")
