@@ -23,6 +23,8 @@ from switch_agent.dataplane.params import SymphonyParams
 
 CHUNK = 8 << 20
 SLOTS = 8
+ACK_TIMEOUT = 18
+"""4.096 us x 2^18 = 1.07 s."""
 JOB = 1
 
 
@@ -34,9 +36,10 @@ def _classify(local: set[int], src: int, _dst: int, _sport: int) -> tuple[int, i
 class RingDriver:
     """Hosts that send step s + 1 to the host below the next ToR once all steps <= s have arrived."""
 
-    def __init__(self, preset: Preset, steps: int, variant: str, seed: int) -> None:
+    def __init__(self, preset: Preset, steps: int, variant: str, seed: int, timeout: int = ACK_TIMEOUT) -> None:
         self.fabric = Fabric(preset, seed)
         self.steps = steps
+        self._timeout = timeout
         self._preset = self.fabric.preset
         hosts = self.fabric.topology.hosts
         self._qps = {}
@@ -64,7 +67,7 @@ class RingDriver:
     def _send(self, host: int, step: int) -> int:
         src, dst, tx, rx = self._qps[host, step % SLOTS]
         fabric = self.fabric
-        common = {"mtu": self._preset.mtu, "psn": 0, "ect": True, "timeout": 18, "retry_cnt": 7}
+        common = {"mtu": self._preset.mtu, "psn": 0, "ect": True, "timeout": self._timeout, "retry_cnt": 7}
         common |= {"rnr_retry": 7, "rnr_timer_ps": 640_000_000}
         for q, dest, peer, sport in ((rx, src, tx, 0xC000), (tx, dst, rx, 0xC000 | step % 1024)):
             fabric.reset_qp(q)
@@ -162,6 +165,7 @@ def main() -> None:
     parser.add_argument("--window", choices=WINDOWS, help="instead of the preset's")
     parser.add_argument("--retransmission", choices=RETRANSMISSIONS, help="instead of the preset's")
     parser.add_argument("--drop", type=float, default=0.0, help="probability that an uplink loses a packet")
+    parser.add_argument("--timeout", type=int, default=ACK_TIMEOUT, help="exponent of the local ACK timeout")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the named figures as JSON")
     args = parser.parse_args()
@@ -170,7 +174,7 @@ def main() -> None:
         return
     warm_up()
     preset = get_preset(args.preset, dcqcn=args.dcqcn, window=args.window, retransmission=args.retransmission)
-    driver = RingDriver(preset, args.steps, args.variant, args.seed)
+    driver = RingDriver(preset, args.steps, args.variant, args.seed, args.timeout)
     for port in driver.fabric.topology.ports:
         if port.node >= 0 and port.peer >= 0:
             driver.fabric.set_link(port.name, drop=args.drop)

@@ -195,6 +195,10 @@ class FakeTwin:
             "name": f"twin_h{args['host']}" if isinstance(args["host"], int) else f"twin_{args['host']}",
         }
 
+    def do_query_events(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        """What happened to the fabric: nothing."""
+        return {"events": []}
+
     def do_query_counters(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
         self.queries += 1
         return {"tx_packets": 10 * self.queries, "out_of_sequence": self.lost, "rnr_nak_retry_err": 0}

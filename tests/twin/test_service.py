@@ -631,6 +631,8 @@ async def test_events_happen_at_their_time_of_each_seeded_run(one_switch: Make, 
             assert port.gbps == 10  # who waits for the same moment is told first
             await client.wait(timeout_ns=1)
             assert port.gbps == 1
+            begun = {"t_ns": 1_000_000, "kind": "link-rate", "phase": "begin", "what": "h0->tor0 1G"}
+            assert (await client.call("query_events")) == {"events": [begun]}
             await client.close()
             await until(lambda: not site.service.attached)
         assert [o.t_ns for o in site.service.timeline.log][-1] == start + 1_000_000

@@ -24,7 +24,6 @@ from fabric_twin.engine.state import (
     E_DELIVERED,
     E_RETRY_EXC,
     E_RNR_RETRY_EXC,
-    HELD,
     M_DATA,
     M_IMM,
     M_SIGNALED,
@@ -313,8 +312,6 @@ class Fabric:
         row[_NONE] = -1
         row[Qp.CNP_AT] = -NEVER
         row[Qp.GENERATION] = generation
-        place = q // Qp.COLUMNS * HELD
-        s.held[place : place + HELD] = 0
         self._qps[q].dest = None
 
     def destroy_qp(self, q: int) -> None:

@@ -262,6 +262,15 @@ class Timeline:
             "log": [occurrence.view() for occurrence in self.log if occurrence.sequence > since],
         }
 
+    def this_run(self) -> list[dict[str, Any]]:
+        """What has occurred in the run, times from its start: the same for the same seed."""
+        start_ns = self._start_ps // 1000
+        return [
+            {"t_ns": o.t_ns - start_ns, "kind": o.kind, "phase": o.phase, "what": o.what}
+            for o in self.log
+            if o.t_ns >= start_ns
+        ]
+
     # ---------------------------------------------------------------------------------------- events
 
     def _check(self, event: Event) -> None:

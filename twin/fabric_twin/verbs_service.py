@@ -203,6 +203,7 @@ class VerbsService:
             "detach": self._detach,
             "open_device": self._open_device,
             "query_counters": self._query_counters,
+            "query_events": self._query_events,
             "create_cq": self._create_cq,
             "reg_mr": self._reg_mr,
             "create_qp": self._create_qp,
@@ -502,6 +503,9 @@ class VerbsService:
 
     def _query_counters(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
         return dict(self.fabric.host_counters(self._device(client, args)))
+
+    def _query_events(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
+        return {"events": self.timeline.this_run()}
 
     def _create_cq(self, client: _Client, args: dict[str, Any]) -> dict[str, Any]:
         self._device(client, args)

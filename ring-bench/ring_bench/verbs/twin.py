@@ -199,7 +199,7 @@ class TwinProvider:
         self._now_ns = int(answer["now_ns"])
         self.fabric: dict[str, Any] = {
             "preset": answer.get("preset"),
-            "description": answer.get("description", {}),
+            "description": dict(answer.get("description", {})),
         }
 
     @staticmethod
@@ -269,7 +269,11 @@ class TwinProvider:
             self._round_trip(None, _CALL_TIMEOUT_S)
 
     def counters(self) -> Snapshot:
-        """Read the counters of the opened NICs, under the names of mlx5's (see `Provider.counters`)."""
+        """Read the counters of the opened NICs, under the names of mlx5's (see `Provider.counters`).
+
+        What has happened to the fabric in this run is read with them, for `fabric`.
+        """
+        self.fabric["description"]["events"] = self.call("query_events", {})["events"]
         read = {key: self.call("query_counters", {"device": device}) for key, device in self._devices.items()}
         return Snapshot(read, dict.fromkeys(read, ()), {key: key[0] for key in read})
 

@@ -231,6 +231,8 @@ def stop_sending(s: View, q: int) -> None:
     deactivate(s, q)
     drop_cnps(s, q, s.sc[Sc.NOW])
     recovery.drop_lost(s, q)
+    if s.sc[Sc.OPTIONS] & SELECTIVE:
+        recovery.forget_held(s, q)
     nic_rekey(s, p)
 
 

@@ -61,9 +61,9 @@ def may_send(s: View, q: int) -> bool:
         return True
     if qp[q + Qp.SEND_MSG] < 0:
         return False
-    if s.sc[Sc.OPTIONS] & WINDOW == 0:
-        return True
     window = qp[q + Qp.WINDOW]
+    if s.sc[Sc.OPTIONS] & WINDOW == 0 or window == 0:
+        return True
     if s.sc[Sc.OPTIONS] & SCALED_WINDOW:
         o = q >> CC_SHIFT
         window = max(int(window * s.ccq[o + CcQp.RATE] / s.ccq[o + CcQp.LINE]), 1)
