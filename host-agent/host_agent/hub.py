@@ -176,7 +176,7 @@ class Hub:
                 f"testbed {self.testbed.name!r} has no twin to run on; start the ranks yourself and register "
                 'the job without "bench"'
             )
-        flows = flows_by_switch(hosts, request.bench)
+        flows = flows_by_switch(hosts, request.bench, self.testbed.switches)
         if request.bench is not None:
             check_bench(request.bench, len(hosts))
         await self._learn_preset()

@@ -104,8 +104,9 @@ class Job:
         sites = list(self.flows)
         index = {name: site for site, name in enumerate(sites)}
         warmup = self.request.bench.warmup if self.request.bench else 0
-        self.recorder = Recorder([index.get(host.switch, -1) for host in self.hosts], warmup=warmup)
-        self.switch_log = SwitchLog(sites, LAYOUT.step_bits)
+        behind = [-1 if host.switch is None else index.get(host.switch, -1) for host in self.hosts]
+        self.recorder = Recorder(behind, warmup=warmup)
+        self.switch_log = SwitchLog(sites, LAYOUT.step_bits, {name for name in sites if index[name] not in behind})
 
     @property
     def name(self) -> str:

@@ -2,8 +2,8 @@
 """From a benchmark's shape to the flows that each switch has to classify.
 
 A ring AllReduce sends from every rank to its successor in its group. A switch gets those flows whose source
-host hangs on it: the source ToR is where Symphony watches a job. All rings of a group run over the same
-pairs of hosts.
+host hangs on it: the source ToR is where Symphony watches a job. Symphony switches above the ToRs get all flows
+that leave their ToR. All rings of a group run over the same pairs of hosts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from host_agent.errors import BadInputError
 from host_agent.models import BenchSpec
-from host_agent.testbed import HostEntry
+from host_agent.testbed import HostEntry, SwitchEntry
 from ring_bench.schedule import Schedule, Split
 
 __all__ = ["Flow", "flows_by_switch", "ring_edges"]
@@ -42,16 +42,26 @@ def ring_edges(world: int, bench: BenchSpec) -> list[tuple[int, int]]:
     return edges
 
 
-def flows_by_switch(hosts: Sequence[HostEntry], bench: BenchSpec | None) -> dict[str, list[Flow]]:
+def flows_by_switch(
+    hosts: Sequence[HostEntry], bench: BenchSpec | None, switches: Sequence[SwitchEntry] = ()
+) -> dict[str, list[Flow]]:
     """Flows per switch name. Without `bench` the ring order is unknown: every flow that leaves one of the
     hosts.
+
+    Args:
+        hosts: of the job's ranks.
+        bench: what they run.
+        switches: of the testbed; those of a tier above the ToRs are looked for here.
     """
     out: dict[str, list[Flow]] = {}
-    if bench is None:
-        for host in hosts:
-            out.setdefault(host.switch, []).append(Flow(host.address, None))
-        return out
-    for sender, receiver in ring_edges(len(hosts), bench):
-        source = hosts[sender]
-        out.setdefault(source.switch, []).append(Flow(source.address, hosts[receiver].address))
+    upper = [switch.name for switch in switches if switch.tier > 0]
+    pairs: list[tuple[HostEntry, HostEntry | None]] = [(host, None) for host in hosts]
+    if bench is not None:
+        pairs = [(hosts[sender], hosts[receiver]) for sender, receiver in ring_edges(len(hosts), bench)]
+    for source, to in pairs:
+        flow = Flow(source.address, None if to is None else to.address)
+        leaves = to is None or source.switch is None or source.switch != to.switch
+        for name in [source.switch, *upper] if leaves else [source.switch]:
+            if name is not None:
+                out.setdefault(name, []).append(flow)
     return out

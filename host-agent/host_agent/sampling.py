@@ -11,7 +11,7 @@ switch whose hosts all wait keeps an old step_min, which says nothing about now)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -110,11 +110,12 @@ class SwitchLog:
     """Samples of a job from its switches, combined tick by tick.
 
     `sites` are the job's switches in a fixed order; a switch is known to the host's figures by its index in
-    it.
+    it. Those in `transit` have none of the job's hosts behind them: what they see is no part of the figures.
     """
 
-    def __init__(self, sites: Sequence[str], step_bits: int) -> None:
+    def __init__(self, sites: Sequence[str], step_bits: int, transit: Collection[str] = ()) -> None:
         self.sites = tuple(sites)
+        self._transit = frozenset(transit)
         self.step_bits = step_bits
         self.samples: dict[str, deque[SwitchSample]] = {name: deque(maxlen=HISTORY) for name in sites}
         self.last_seq = dict.fromkeys(sites, 0)
@@ -229,7 +230,7 @@ class SwitchLog:
         active = 0
         for site, name in enumerate(self.sites):
             sample = row[name]
-            if not sample.active or sample.step_min is None or sample.step_max is None:
+            if name in self._transit or not sample.active or sample.step_min is None or sample.step_max is None:
                 continue
             active += 1
             near = sample.step_min if low is None else low

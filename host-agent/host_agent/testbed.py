@@ -3,9 +3,10 @@
 
     name: lab
     switches: [{name: tor0, url: "http://127.0.0.1:9401", token_file: /etc/symphony/tor0.token}]
-    hosts: [{name: h0, address: 10.0.0.1, switch: tor0}]        # rank r runs on hosts[r] unless a job says
-    otherwise twin: {http: "http://127.0.0.1:9301", verbs: /run/symphony/verbs.sock}      # only with the
-    twin
+    hosts: [{name: h0, address: 10.0.0.1, switch: tor0}]        # rank r runs on hosts[r] unless a job says otherwise
+    twin: {http: "http://127.0.0.1:9301", verbs: /run/symphony/verbs.sock}      # only with the twin
+
+A host with several NICs has an entry for each. Switches above the ToRs have a tier of 1 or more.
 
 The twin writes this file itself (`fabric-twin run --testbed-file`); for hardware it is written by hand.
 """
@@ -38,16 +39,18 @@ class SwitchEntry(_Entry):
 
     name: Name
     url: Url
+    tier: Annotated[int, Field(ge=0)] = 0
+    """0: a ToR, which watches the flows of its hosts; above it a switch watches all that may cross it."""
     token_file: Path | None = None
     """File with the agent's bearer token; without it the environment's SWITCH_AGENT_TOKEN is used."""
 
 
 class HostEntry(_Entry):
-    """A host: its RDMA address and the switch it hangs on."""
+    """A host: its RDMA address and the switch it hangs on; None: one without Symphony."""
 
     name: Name
     address: str
-    switch: Name
+    switch: Name | None = None
 
     @field_validator("address")
     @classmethod
@@ -85,7 +88,7 @@ class Testbed(_Entry):
                 raise ValueError(f"{kind} {sorted(twice)[0]!r} appears twice")
         known = {s.name for s in self.switches}
         for host in self.hosts:
-            if host.switch not in known:
+            if host.switch is not None and host.switch not in known:
                 raise ValueError(f"host {host.name!r} hangs on switch {host.switch!r}, which is not in the list")
         return self
 

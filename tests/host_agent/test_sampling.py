@@ -41,6 +41,15 @@ def test_a_switch_without_packets_in_its_window_says_nothing() -> None:
     assert [f.overlap for f in log.figures] == [3, 2]
 
 
+def test_a_switch_that_flows_only_cross_is_no_part_of_the_figure() -> None:
+    """A spine sees steps later than the ToRs; its counters count all the same."""
+    log = SwitchLog(["tor0", "spine0"], step_bits=10, transit={"spine0"})
+    log.add("tor0", sample(1, 100, 5, 6, 10))
+    log.add("spine0", sample(1, 100, 2, 6, 10))
+    assert [(f.step_min, f.overlap) for f in log.figures] == [(5, 2)]
+    assert log.totals()["packets"] == 20
+
+
 def test_last_packet_sets_step_min_past_step_max() -> None:
     """After a LAST packet step_min may be step_max + 1: overlap 0, not 1024."""
     log = SwitchLog(["a"], step_bits=10)

@@ -13,7 +13,7 @@ from host_agent.clocks import JobClock
 from host_agent.errors import BadInputError, TestbedError
 from host_agent.models import BenchSpec, parse_bytes
 from host_agent.placement import flows_by_switch, ring_edges
-from host_agent.testbed import HostEntry, load_testbed
+from host_agent.testbed import HostEntry, SwitchEntry, load_testbed
 
 GOOD = """
 name: lab
@@ -35,6 +35,14 @@ def test_a_testbed_file_is_read(tmp_path: Path) -> None:
     testbed = load_testbed(write(tmp_path, GOOD))
     assert [host.name for host in testbed.pick(None, 1)] == ["h0"]
     assert [host.name for host in testbed.pick(["h1", "h0"], None)] == ["h1", "h0"]
+
+
+def test_a_host_on_a_switch_without_symphony_names_none(tmp_path: Path) -> None:
+    """And switches above the ToRs say so."""
+    text = GOOD.replace(", switch: tor0}, {", "}, {").replace("{name: tor0", "{tier: 1, name: tor0")
+    testbed = load_testbed(write(tmp_path, text))
+    assert [host.switch for host in testbed.hosts] == [None, "tor0"]
+    assert testbed.switches[0].tier == 1
 
 
 @pytest.mark.parametrize(
@@ -90,6 +98,18 @@ def test_flows_are_given_to_the_switch_of_their_source() -> None:
     hosts = [HostEntry(name=f"h{i}", address=f"10.0.{i}.1", switch=f"tor{i}") for i in range(2)]
     flows = flows_by_switch(hosts, BenchSpec())
     assert flows == {"tor0": [("10.0.0.1", "10.0.1.1")], "tor1": [("10.0.1.1", "10.0.0.1")]}
+
+
+def test_a_switch_above_the_tors_gets_the_flows_that_leave_their_tor() -> None:
+    """Ranks 0 and 1 on tor0, 2 behind a ToR without Symphony: the flow from 0 to 1 stays below the spine."""
+    hosts = [HostEntry(name=f"h{i}", address=f"10.0.0.{i}", switch=on) for i, on in enumerate(["tor0", "tor0", None])]
+    switches = [SwitchEntry(name=name, tier=tier, url="http://x:1") for name, tier in (("tor0", 0), ("spine0", 1))]
+    flows = flows_by_switch(hosts, BenchSpec(), switches)
+    assert flows == {
+        "tor0": [("10.0.0.0", "10.0.0.1"), ("10.0.0.1", "10.0.0.2")],
+        "spine0": [("10.0.0.1", "10.0.0.2"), ("10.0.0.2", "10.0.0.0")],
+    }
+    assert [len(found) for found in flows_by_switch(hosts, None, switches).values()] == [2, 3]
 
 
 @pytest.mark.parametrize(("text", "size"), [("32M", 32 << 20), ("1g", 1 << 30), (17, 17), ("4KB", 4096)])

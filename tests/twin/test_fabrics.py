@@ -218,6 +218,25 @@ def test_a_three_tier_fabric_of_mixed_rates_loses_nothing_and_keeps_order(net_of
     net.check_idle()
 
 
+def test_paths_avoid_links_that_are_down_in_every_tier_and_come_back() -> None:
+    """Up and down, and as if they were up where no other way is left."""
+    topology = Topology(PRESETS["small-pods"], 1)
+    flows = shifted(topology, 4)[:8]
+    before = [topology.path(a, b, sport) for a, b in flows for sport in STEPS[:64]]
+    for name in ("tor0->spine1", "spine0->core1", "core0->spine3", "spine2->tor6"):
+        down = topology.port(name).index
+        assert any(down in path for path in before)
+        topology.avoid({down})
+        around = [topology.path(a, b, sport) for a, b in flows for sport in STEPS[:64]]
+        assert not any(down in path for path in around)
+        assert {len(path) for path in around} == {6}
+    only = [topology.port(f"tor0->spine{i}").index for i in range(2)]
+    topology.avoid(only)
+    assert any(p in path for path in (topology.path(a, b, 0xC000) for a, b in flows) for p in only)
+    topology.avoid(())
+    assert [topology.path(a, b, sport) for a, b in flows for sport in STEPS[:64]] == before
+
+
 def test_512_hosts_in_pods_send_to_each_other(net_of: Make) -> None:
     """One message from every host to the host in the opposite pod."""
     net = net_of(PRESETS["paper-512"])
