@@ -60,16 +60,16 @@ def test_a_file_describes_switches_hosts_nics_and_links(tmp_path: Path) -> None:
     spec = load_fabric(written(tmp_path, LAB))
     topology = Topology(spec, 1)
     assert (spec.name, spec.mtu, spec.dcqcn, spec.pmax) == ("lab", 1024, "spec", 1.0)
-    assert [host.name for host in topology.hosts] == ["a.r0", "b.r0", "c.r0", "b.r1"]
+    assert [host.name for host in topology.hosts] == ["a", "b.r0", "c", "b.r1"]
     assert [str(host.address) for host in topology.hosts] == ["192.168.0.1", "10.0.0.2", "10.0.1.2", "10.1.1.1"]
     assert [switch.name for switch in topology.symphony_switches] == ["left", "top"]
     up, slow = topology.port("left->top"), topology.port("left->b.r0")
     assert (up.gbps, up.delay_us, slow.gbps, slow.delay_us) == (400.0, 2.0, 25.0, 0.5)
-    assert device_ports(topology, 0) == {0: topology.port("left->a.r0").index, 1: slow.index, 130: up.index}
+    assert device_ports(topology, 0) == {0: topology.port("left->a").index, 1: slow.index, 130: up.index}
     a, c = topology.host("a"), topology.host("c")
     down = {topology.ports[topology.path(a, c, sport)[2]].name for sport in range(0xC000, 0xC040)}
     assert down == {"top->right", "top->right#2"}
-    assert spec.description() | {"hosts": 4, "switches": 3, "links": 3} == spec.description()
+    assert spec.description() | {"hosts": 3, "nics": 4, "switches": 3} == spec.description()
 
 
 @pytest.mark.parametrize("name", ["demo", "paper-256", "small-pods"])

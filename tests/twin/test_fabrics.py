@@ -332,6 +332,7 @@ def test_a_host_with_two_nics_has_an_address_and_a_tor_for_each() -> None:
     topology = Topology(PRESETS["small-pods"], 1)
     first, second = topology.host("h3"), topology.host("h3.r1")
     assert first is topology.host("h3.r0") is topology.host("10.0.2.2")
+    assert Topology(PRESETS["demo"], 1).host("h3.r0").name == "h3"
     assert (first.machine, first.rail, topology.switches[first.tor].name) == ("h3", 0, "tor2")
     assert (second.machine, second.rail, topology.switches[second.tor].name) == ("h3", 1, "tor3")
     assert str(second.address) == "10.1.3.2"

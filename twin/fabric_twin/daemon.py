@@ -226,7 +226,9 @@ async def _serve(config: TwinConfig) -> None:
 async def _announce(twin: Twin, ready: asyncio.Event) -> None:
     await ready.wait()
     topology = twin.fabric.topology
-    print(f"fabric-twin: {twin.config.preset.name}, {len(topology.hosts)} hosts, seed {twin.config.seed}")
+    hosts, nics = len({host.machine for host in topology.hosts}), len(topology.hosts)
+    size = f"{hosts} hosts" if hosts == nics else f"{hosts} hosts with {nics} NICs"
+    print(f"fabric-twin: {twin.config.preset.name}, {size}, seed {twin.config.seed}")
     print(f"  verbs   {twin.config.verbs}")
     for switch, server in zip(topology.symphony_switches, twin.bfrt, strict=True):
         print(f"  {switch.name:7} BF-Runtime {server.address}")

@@ -44,8 +44,9 @@ class FabricFile(Settings):
 
     def description(self) -> dict[str, Any]:
         """What results say about the fabric: its size, and the settings."""
-        shape = {"hosts": len(self.graph.nics), "switches": len(self.graph.switches), "links": len(self.graph.links)}
-        return shape | super().description()
+        hosts = len({nic.host for nic in self.graph.nics})
+        size = {"hosts": hosts, "nics": len(self.graph.nics), "switches": len(self.graph.switches)}
+        return size | super().description()
 
     def plan(self) -> Plan:
         """What the file has."""

@@ -283,7 +283,8 @@ class Preset(Settings):
     def description(self) -> dict[str, Any]:
         """What results say about the fabric: its shape, and the settings."""
         shape = ("tors", "spines", "pods", "cores", "rails", "host_gbps", "uplink_gbps", "core_gbps")
-        return {"hosts": self.n_hosts} | {name: getattr(self, name) for name in shape} | super().description()
+        size = {"hosts": self.n_hosts // self.rails, "nics": self.n_hosts}
+        return size | {name: getattr(self, name) for name in shape} | super().description()
 
     def plan(self) -> Plan:
         """Pods of ToRs and spines, and core switches."""

@@ -7,6 +7,7 @@ worked out here, once for each 5-tuple: the engine follows a list of ports.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
@@ -25,7 +26,7 @@ PORTS_PER_PIPE = 128
 class Host:
     """What verbs calls a device: a NIC of a host, with an address of its own.
 
-    A host with one NIC is that NIC. The NICs (rails) of host h3 are h3.r0, h3.r1...; h3 alone means its first.
+    A host with one NIC has the NIC's name. The NICs (rails) of another, h3, are h3.r0, h3.r1...; h3 means its first.
     """
 
     index: int
@@ -103,7 +104,7 @@ class Topology:
         self._build()
         self._hosts: dict[str | int, Host] = {}
         for host in self.hosts:
-            for name in (host.name, host.index, str(host.address), host.machine):
+            for name in (host.name, host.index, str(host.address), host.machine, f"{host.machine}.r{host.rail}"):
                 self._hosts.setdefault(name, host)
         self._ports = {port.name: port for port in self.ports}
         self._find_routes()
@@ -118,8 +119,8 @@ class Topology:
         mask = 0xFFFF if self.spec.ecmp_sport else 0
         for i, s in enumerate(plan.switches):
             self.switches.append(Switch(i, s.name, s.tier, hash_sport_mask=mask))
-        many = max(nic.rail for nic in plan.nics) > 0
-        names = [f"{nic.host}.r{nic.rail}" if many else nic.host for nic in plan.nics]
+        nics_of = Counter(nic.host for nic in plan.nics)
+        names = [f"{nic.host}.r{nic.rail}" if nics_of[nic.host] > 1 else nic.host for nic in plan.nics]
         order = sorted(range(len(plan.nics)), key=lambda i: (plan.nics[i].switch, i))
         position = {nic: place for place, nic in enumerate(order)}
         wanted: dict[int, int] = {}
@@ -234,8 +235,8 @@ class Topology:
         try:
             return self._hosts[name]
         except KeyError:
-            first, last = self.hosts[0].name, self.hosts[-1].name
-            raise UnknownNameError(f"no host {name!r}; this fabric has {first} to {last}") from None
+            first_rail = [host.name for host in self.hosts if host.rail == self.hosts[0].rail]
+            raise UnknownNameError(f"no host {name!r}; this fabric has {first_rail[0]} to {first_rail[-1]}") from None
 
     def port(self, name: str) -> PortInfo:
         """The directed link called `name`, such as ``tor0->spine1``; ``...#2`` for the second of parallel ones.
