@@ -72,6 +72,16 @@ def test_a_file_describes_switches_hosts_nics_and_links(tmp_path: Path) -> None:
     assert spec.description() | {"hosts": 3, "nics": 4, "switches": 3} == spec.description()
 
 
+def test_the_documentations_example_is_a_fabric(tmp_path: Path) -> None:
+    """docs/twin.md; h1's second NIC is on the other ToR."""
+    text = (Path(__file__).parents[2] / "docs" / "twin.md").read_text()
+    example = text.split("### Fabric files")[1].split("```yaml\n")[1].split("```")[0]
+    topology = Topology(load_fabric(written(tmp_path, example)), 1)
+    on = {host.name: topology.switches[host.tor].name for host in topology.hosts}
+    assert on == {"h0": "tor0", "h1.r0": "tor1", "h1.r1": "tor0"}
+    assert [switch.name for switch in topology.symphony_switches] == ["tor0", "spine0"]
+
+
 @pytest.mark.parametrize("name", ["demo", "paper-256", "small-pods"])
 def test_a_preset_written_as_a_file_is_the_same_fabric(tmp_path: Path, name: str) -> None:
     """Ports, addresses, device ports and all paths."""
