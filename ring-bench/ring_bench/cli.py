@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``ring-bench``: nccl-tests' flags and table, for ring AllReduce with step tags."""
+"""The command ``ring-bench``: nccl-tests' flags and table, for ring collectives with step tags, and training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from ring_bench import report
 from ring_bench.config import Config, Release, Tagging
@@ -21,7 +21,9 @@ from ring_bench.hosts import parse_hosts
 from ring_bench.launch import place
 from ring_bench.output import check_writable, say
 from ring_bench.results import json_schema
+from ring_bench.schedule import Collective
 from ring_bench.session import Options, Session
+from ring_bench.traces import DEFAULT_BUCKET, MODELS, dump_trace, load_workload, model_trace, trace_schema
 from ring_bench.units import parse_size
 from ring_bench.verbs import PROVIDERS
 from symphony_common.addresses import checked_url, whole
@@ -30,6 +32,7 @@ from symphony_common.version import version
 
 __all__ = ["main"]
 
+_TRAIN = "train"
 _DEFAULT_SIZE = 32 << 20
 _DEFAULT_SOCKET = "/tmp/fabric-twin/verbs.sock"  # noqa: S108 (where fabric-twin listens by default)
 
@@ -47,13 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         run_flows(arguments[1:])
         return
-    given = _parser().parse_args(arguments)
+    command = arguments[0] if arguments and arguments[0] in (*Collective, _TRAIN) else None
+    given = _parser(command).parse_args(arguments[1:] if command else arguments)
     status = 0
     try:
         if given.print_schema:
             say(json.dumps(json_schema(), indent=2, sort_keys=True))
+        elif command == _TRAIN and given.print_trace_schema:
+            say(json.dumps(trace_schema(), indent=2, sort_keys=True))
+        elif command == _TRAIN and given.print_trace:
+            say(dump_trace(model_trace(given.workload or "", given.dims)))
         else:
-            session = _session(given)
+            session = _session(given, command)
             gc.freeze()  # the modules stay: no collection, neither in a timed step nor at exit, need look through them
             status = session.execute()
     except RingBenchError as error:
@@ -64,21 +72,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _session(given: argparse.Namespace) -> Session:
+def _session(given: argparse.Namespace, command: str | None) -> Session:
     placement = place(given.world, given.rank, given.master, os.environ)
     slots, step_bits = _slots_and_bits(given)
-    minbytes = next(size for size in (given.minbytes, given.maxbytes, _DEFAULT_SIZE) if size is not None)
+    shape = _training(given) if command == _TRAIN else _sweep(given, command)
     config = Config(
         world=placement.world,
         split=given.split,
         rings=given.rings,
-        minbytes=minbytes,
-        maxbytes=minbytes if given.maxbytes is None else given.maxbytes,
-        stepbytes=given.stepbytes,
-        stepfactor=given.stepfactor,
+        dims=given.dims,
         iters=given.iters,
         warmup_iters=given.warmup_iters,
-        run_cycles=given.run_cycles,
+        compute_jitter=given.compute_jitter,
+        jitter_seed=given.jitter_seed,
         check=given.check,
         datatype=given.datatype,
         op=given.op,
@@ -92,6 +98,7 @@ def _session(given: argparse.Namespace) -> Session:
         traffic_class=given.traffic_class,
         payload_scale=given.payload_scale,
         seed=given.seed,
+        **shape,
     )
     if given.events is not None:
         try:
@@ -111,6 +118,31 @@ def _session(given: argparse.Namespace) -> Session:
     if given.output_file is not None and 0 in placement.ranks:  # the folder may be of rank 0's host only
         check_writable(given.output_file)
     return Session(config, placement, options, out=say)
+
+
+def _sweep(given: argparse.Namespace, command: str | None) -> dict[str, Any]:
+    """Give the options of a sweep of sizes of one collective."""
+    minbytes = next(size for size in (given.minbytes, given.maxbytes, _DEFAULT_SIZE) if size is not None)
+    return {
+        "collective": command or Collective.ALL_REDUCE,
+        "root": getattr(given, "root", 0),
+        "minbytes": minbytes,
+        "maxbytes": minbytes if given.maxbytes is None else given.maxbytes,
+        "stepbytes": given.stepbytes,
+        "stepfactor": given.stepfactor,
+        "run_cycles": given.run_cycles,
+        "compute_ns": round(given.compute * 1000),
+    }
+
+
+def _training(given: argparse.Namespace) -> dict[str, Any]:
+    """Give the options of a training."""
+    if given.workload is None:
+        raise UsageError(f"say which workload: {', '.join(MODELS)}, or a file")
+    trace, source = load_workload(
+        given.workload, dims=given.dims, bucket=given.bucket, compute_scale=given.compute_scale
+    )
+    return {"trace": trace, "trace_source": source}
 
 
 def _slots_and_bits(given: argparse.Namespace) -> tuple[int, int]:
@@ -141,6 +173,31 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _size_from_1(text: str) -> int:
+    size = _size(text)
+    if size < 1:
+        raise argparse.ArgumentTypeError("a bucket holds at least 1 byte")
+    return size
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    lengths = text.lower().split("x")
+    numbers = [whole(length) for length in lengths]
+    if not all(numbers):
+        raise argparse.ArgumentTypeError(f"lengths from 1 up, such as 8x4, not {text!r}")
+    return tuple(number for number in numbers if number)
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = -1.0
+    if not 0 <= factor < 1e6:
+        raise argparse.ArgumentTypeError(f"a factor from 0 up, not {text!r}")
+    return factor
+
+
 def _positive(name: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
         number = whole(text)
@@ -168,22 +225,25 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    title = "Training steps" if command == _TRAIN else f"Ring {report.title(Collective(command or 'all_reduce'))}"
     parser = argparse.ArgumentParser(
-        prog="ring-bench",
-        description="Ring AllReduce over RDMA writes whose UDP source port carries job and step. "
+        prog="ring-bench" + (f" {command}" if command else ""),
+        usage=None
+        if command
+        else f"%(prog)s [{' | '.join(Collective)} | {_TRAIN} WORKLOAD | doctor | flows] [options]",
+        description=f"{title} over RDMA writes whose UDP source port carries job and step. "
         "'ring-bench doctor' finds out what on this machine stands against it, 'ring-bench flows' sends two flows.",
-        epilog=report.column_help(),
+        epilog=None if command == _TRAIN else report.column_help(),
         allow_abbrev=False,
     )
-    add = parser.add_argument_group("sizes and iterations (as nccl-tests)").add_argument
-    add("-b", "--minbytes", type=_size, metavar="SIZE", help="smallest size (default 32M)")
-    add("-e", "--maxbytes", type=_size, metavar="SIZE", help="largest size (default: the smallest)")
-    add("-i", "--stepbytes", type=_size, metavar="SIZE", help="sweep by adding (default 1M)")
-    add("-f", "--stepfactor", type=_number, metavar="N", help="sweep by multiplying")
+    if command == _TRAIN:
+        _add_training(parser)
+    else:
+        _add_sweep(parser, command)
+    add = parser.add_argument_group("iterations").add_argument
     add("-n", "--iters", type=_number, default=20, metavar="N", help="timed iterations (default 20)")
     add("-w", "--warmup_iters", type=_number, default=1, metavar="N", help="untimed first (default 1)")
-    add("-N", "--run_cycles", type=_number, default=1, metavar="N", help="repeat the sweep (default 1)")
     add("-c", "--check", type=_number, default=1, metavar="0|1", help="verify every iteration (default 1)")
     add("-d", "--datatype", default="float", metavar="TYPE", help=f"{', '.join(DATATYPES)} (default float)")
     add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(REDUCTIONS)} (default sum)")
@@ -196,6 +256,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="give up after S seconds without any completion; 0: never (default 120)",
     )
+    add(
+        "--compute-jitter",
+        default="none",
+        metavar="KIND:SPREAD",
+        help="how much computing times vary: normal, lognormal or exponential, such as normal:0.05 (default none)",
+    )
+    add("--jitter-seed", type=_number, default=0, metavar="N", help="of the jitter (default 0)")
 
     add = parser.add_argument_group("ranks").add_argument
     add("--world", type=_positive("--world"), metavar="N", help="ranks in all")
@@ -206,7 +273,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="H0,H1,..",
         help="host of each rank, by name or index; node[1-4] too (default: rank r on host r)",
     )
-    add("--split", metavar="'MOD N'|'DIV N'", help="groups that each run their own AllReduce")
+    add("--split", metavar="'MOD N'|'DIV N'", help="groups that each run their own collective")
+    add(
+        "--dims",
+        type=_dims,
+        metavar="AxB..",
+        help="grid of a group's ranks, fastest dimension first: AllReduce goes through rows, then columns",
+    )
     add("--rings", type=_number, default=1, metavar="N", help="rings (channels) per group (default 1)")
 
     add = parser.add_argument_group("steps and tags").add_argument
@@ -255,3 +328,30 @@ def _parser() -> argparse.ArgumentParser:
     add("--print-schema", action="store_true", help="print the JSON schema of -J and leave")
     add("--version", action="version", version=f"ring-bench {version()}")
     return parser
+
+
+def _add_sweep(parser: argparse.ArgumentParser, command: str | None) -> None:
+    add = parser.add_argument_group("sizes (as nccl-tests)").add_argument
+    add("-b", "--minbytes", type=_size, metavar="SIZE", help="smallest size (default 32M)")
+    add("-e", "--maxbytes", type=_size, metavar="SIZE", help="largest size (default: the smallest)")
+    add("-i", "--stepbytes", type=_size, metavar="SIZE", help="sweep by adding (default 1M)")
+    add("-f", "--stepfactor", type=_number, metavar="N", help="sweep by multiplying")
+    add("-N", "--run_cycles", type=_number, default=1, metavar="N", help="repeat the sweep (default 1)")
+    add("--compute", type=_seconds, default=0.0, metavar="US", help="compute before each iteration (default 0)")
+    if command == Collective.BROADCAST:
+        add("-r", "--root", type=_number, default=0, metavar="R", help="rank within the group (default 0)")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    add("workload", nargs="?", metavar="WORKLOAD", help=f"{', '.join(MODELS)}, a trace file, or a Chakra trace")
+    add(
+        "--bucket",
+        type=_size_from_1,
+        default=DEFAULT_BUCKET,
+        metavar="SIZE",
+        help="gradients are reduced in buckets that hold SIZE (default 25M; 1: every layer on its own)",
+    )
+    add("--compute-scale", type=_factor, default=1.0, metavar="F", help="factor for computing times (default 1)")
+    add("--print-trace", action="store_true", help="print a model's trace file and leave")
+    add("--print-trace-schema", action="store_true", help="print the JSON schema of trace files and leave")

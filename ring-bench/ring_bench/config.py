@@ -43,6 +43,8 @@ class Config:
     """Grid of a group, fastest dimension first; None: one ring over the group."""
     trace: Trace | None = None
     """A training whose steps are the iterations, instead of a sweep of sizes."""
+    trace_source: str = ""
+    """Where its figures come from."""
     compute_ns: int = 0
     """Time that a rank computes between two iterations of a sweep; a trace has its own times."""
     compute_jitter: str = "none"

@@ -17,6 +17,7 @@ from ring_bench.output import write_result_file
 
 __all__ = [
     "SCHEMA_VERSION",
+    "CallResult",
     "Failure",
     "HostClock",
     "Overlap",
@@ -27,6 +28,7 @@ __all__ = [
     "RunResult",
     "SizeResult",
     "Totals",
+    "TrainingResult",
     "Verdicts",
     "Versions",
     "json_schema",
@@ -87,10 +89,51 @@ class SizeResult(_Model):
     cct_ns: list[list[int]] = Field(description="the samples behind cct_us: [group][iteration]")
 
 
+class CallResult(_Model):
+    """A collective of a training step: a bucket of gradients, or a call of model parallelism."""
+
+    name: str
+    collective: str
+    along: list[str] = Field(description="dimensions of the grid")
+    ranks: int = Field(description="that take part together")
+    size_bytes: int = Field(description="of the whole buffer on the wire's scale")
+    cct_us: Percentiles | None = Field(
+        description="first post to last completion, of each set of ranks and timed step; null when nothing was sent"
+    )
+    busbw_gbps: float | None = Field(description="size / median CCT times the collective's factor, in GB/s")
+    wrong: int | None = Field(description="elements with a wrong value in the timed steps; null when check is 0")
+
+
+class TrainingResult(_Model):
+    """The timed steps of a training."""
+
+    trace: str
+    source: str = Field(description="where the trace's layers, bytes and times come from")
+    dimensions: dict[str, int] = Field(description="ranks along each dimension")
+    steps: int = Field(description="timed steps that every covered rank ended")
+    jct_us: float = Field(description="job completion time: first rank's begin to last rank's end of the timed steps")
+    step_ns: list[int] = Field(description="last rank's end of each step after that of the one before; sum: jct_us")
+    compute_us: float = Field(description="computation per step, jitter included, mean over ranks and steps")
+    exposed_us: float = Field(
+        description="communication that computation did not hide: a rank's step less its computation, mean"
+    )
+    exposed_percentiles_us: Percentiles | None = Field(description="of exposed_us over ranks and steps")
+    wrong: int | None = Field(description="elements with a wrong value, all ranks; null when check is 0")
+    step_overlap: Overlap | None = Field(description="from the first post of the timed steps to their last completion")
+    uncertainty_us: float = Field(description="how far a time between two hosts may be off; 0: all share one clock")
+    calls: list[CallResult] = Field(description="in the order in which they are issued")
+
+
 class Parameters(_Model):
     """The options of the run, as they were used."""
 
     world: int
+    collective: str | None = Field(description="null: a training, which calls several")
+    root: int = Field(description="of a broadcast, rank within the group")
+    dims: list[int] = Field(description="grid of a group, fastest dimension first")
+    compute_ns: int = Field(description="computation before each iteration; a training has its own")
+    compute_jitter: str
+    jitter_seed: int
     split: str | None
     rings: int
     minbytes: int
@@ -221,7 +264,8 @@ class RunResult(_Model):
     wall_s: float
     clocks: list[HostClock] = Field(description="hosts with another clock than rank 0's; empty: there is one clock")
     counters: RunCounters | None = Field(description="null: the fabric has no counters, or no device was opened")
-    results: list[SizeResult]
+    results: list[SizeResult] = Field(description="of a sweep of sizes")
+    training: TrainingResult | None = Field(description="null: the run was a sweep, or no timed step ended")
     totals: Totals
 
 

@@ -31,12 +31,14 @@ from ring_bench.results import (
     Parameters,
     RunResult,
     SizeResult,
+    TrainingResult,
     Versions,
     write_result,
 )
 from ring_bench.run import gather, run_ranks
 from ring_bench.setup import World, set_up
 from ring_bench.summary import collective_times, row_of, rows_of, totals_of
+from ring_bench.training import training_of
 from ring_bench.units import algbw_gbps, busbw_factor
 from ring_bench.verbs import ProviderOptions, open_provider
 from ring_bench.verbs.api import Provider
@@ -122,8 +124,15 @@ class Session:
             if self._witness is not None:
                 self._witness.finish()
         uncertainty_ns = self._witness.uncertainty_ns if self._witness is not None else 0
-        rows = rows_of(self._world.plan, records, complete, uncertainty_ns) if self._world is not None else []
-        result = self._result(rows, sorted(records), started, time.monotonic() - clock)
+        rows: list[SizeResult] = []
+        training: TrainingResult | None = None
+        if self._world is not None:
+            plan, trace = self._world.plan, self.config.trace
+            if trace is None:
+                rows = rows_of(plan, records, complete, uncertainty_ns)
+            else:
+                training = training_of(plan, trace, records, complete, uncertainty_ns)
+        result = self._result(rows, training, sorted(records), started, time.monotonic() - clock)
         status = self._conclude(result) or status
         self._leave(result)
         return status
@@ -204,7 +213,7 @@ class Session:
         world, config = self._world, self.config
         if world is None:
             return
-        if len(world.ranks) == config.world:
+        if len(world.ranks) == config.world and config.trace is None:
             per_size = config.warmup_iters + config.iters
             while (end := (self._rows_shown + 1) * per_size) <= len(world.plan.operations) and all(
                 rank.complete >= end for rank in world.ranks.values()
@@ -256,7 +265,14 @@ class Session:
             return 128 + error.signal_number
         return _EXIT_USAGE if isinstance(error, UsageError) else _EXIT_FAILED
 
-    def _result(self, rows: list[SizeResult], ranks: list[int], started: float, wall_s: float) -> RunResult:
+    def _result(
+        self,
+        rows: list[SizeResult],
+        training: TrainingResult | None,
+        ranks: list[int],
+        started: float,
+        wall_s: float,
+    ) -> RunResult:
         config, provider, world, failure = self.config, self._provider, self._world, self._failure
         mechanism = None
         if provider is not None:
@@ -279,6 +295,12 @@ class Session:
             steps_total=config.steps_total,
             parameters=Parameters(
                 world=config.world,
+                collective=config.collective if config.trace is None else None,
+                root=config.root,
+                dims=list(config.grid),
+                compute_ns=config.compute_ns,
+                compute_jitter=config.compute_jitter,
+                jitter_seed=config.jitter_seed,
                 split=config.split,
                 rings=config.rings,
                 minbytes=config.minbytes,
@@ -307,7 +329,8 @@ class Session:
             clocks=self._witness.clocks if self._witness is not None else [],
             counters=self._witness.counters if self._witness is not None else None,
             results=rows,
-            totals=totals_of(rows),
+            training=training,
+            totals=totals_of(rows, training),
         )
 
     def _conclude(self, result: RunResult) -> int:
@@ -338,6 +361,8 @@ class Session:
     def _print_rest(self, result: RunResult) -> None:
         for row in result.results[self._rows_shown :]:
             self._show(row)
+        if result.training is not None:
+            self.out(report.training(result.training))
         if not result.complete:
             self.out("# INCOMPLETE: " + (result.failure.message if result.failure else "stopped"))
         if result.counters is not None and (remarks := report.counters(result.counters)):

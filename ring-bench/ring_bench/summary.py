@@ -13,11 +13,11 @@ from ring_bench.config import Config
 from ring_bench.overlap import StepChange, largest_lasting, overlap_history, summarise
 from ring_bench.plan import Plan
 from ring_bench.rank import Record
-from ring_bench.results import Overlap, Percentiles, SizeResult, Totals, percentiles
+from ring_bench.results import Overlap, Percentiles, SizeResult, Totals, TrainingResult, percentiles
 from ring_bench.schedule import Collective, Schedule
 from ring_bench.units import algbw_gbps, busbw_factor
 
-__all__ = ["collective_times", "nccl_count", "row_of", "rows_of", "totals_of"]
+__all__ = ["collective_times", "nccl_count", "overlap_of", "row_of", "rows_of", "totals_of"]
 
 _Times = npt.NDArray[np.int64]
 
@@ -102,21 +102,23 @@ def row_of(
         cct_us=_percentiles_us([end - begin for times in cct for begin, end in times]),
         step_us=_percentiles_us(steps),
         steps_indeterminate=sum(duration < uncertainty_ns for duration in steps) if uncertainty_ns else 0,
-        step_overlap=_overlap(plan, data, iterations, uncertainty_ns) if timed and data.whole else None,
+        step_overlap=overlap_of(plan, records, iterations, uncertainty_ns) if timed and data.whole else None,
         uncertainty_us=uncertainty_ns / 1000,
         cct_ns=[[end - begin for begin, end in times] for times in cct],
     )
 
 
-def totals_of(rows: list[SizeResult]) -> Totals:
-    """Sum up the rows: wrong elements, mean bus bandwidth over the sizes, largest overlap."""
-    wrong = [row.wrong for row in rows if row.wrong is not None]
+def totals_of(rows: list[SizeResult], training: TrainingResult | None = None) -> Totals:
+    """Sum up: wrong elements, mean bus bandwidth over the sizes, largest overlap."""
+    counts = [row.wrong for row in rows] + ([training.wrong] if training is not None else [])
+    wrong = [count for count in counts if count is not None]
     busbw = [row.busbw_gbps for row in rows if row.busbw_gbps is not None]
-    overlap = [row.step_overlap.max for row in rows if row.step_overlap and row.step_overlap.max is not None]
+    overlaps = [row.step_overlap for row in rows] + ([training.step_overlap] if training is not None else [])
+    largest = [overlap.max for overlap in overlaps if overlap is not None and overlap.max is not None]
     return Totals(
         wrong=sum(wrong) if wrong else None,
         avg_busbw_gbps=sum(busbw) / len(busbw) if busbw else None,
-        step_overlap_max=max(overlap) if overlap else None,
+        step_overlap_max=max(largest) if largest else None,
     )
 
 
@@ -179,14 +181,15 @@ def _step_durations(plan: Plan, data: _Records, operations: range) -> list[int]:
     return durations
 
 
-def _overlap(plan: Plan, data: _Records, operations: range, uncertainty_ns: int) -> Overlap:
+def overlap_of(plan: Plan, records: Mapping[int, Record], operations: range, uncertainty_ns: int) -> Overlap:
+    """Give the step overlap over some operations, from the records of all ranks."""
     span = _steps(plan, operations)
     changes = [
         StepChange(t_ns, step, in_flight)
-        for in_flight, times in ((True, data.post), (False, data.done))
-        for rows in times.values()
+        for record in records.values()
+        for in_flight, rows in ((True, record.post_ns), (False, record.done_ns))
         for row in rows
-        for step, t_ns in enumerate(row[span].tolist(), start=span.start)
+        for step, t_ns in enumerate(row[span], start=span.start)
         if t_ns >= 0
     ]
     history = overlap_history(changes)

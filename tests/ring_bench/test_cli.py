@@ -172,3 +172,79 @@ def test_an_internal_error_is_one_line_unless_debugging(
     assert "internal error: ZeroDivisionError('oops')" in err
     assert "Traceback" not in err
     assert "Traceback" in run(capsys, "--provider loopback --world 2 -b 1K -n 1 --debug")[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "title", "row"),
+    [
+        ("all_gather", "AllGather", r"^ +4096 +256 +float +none +-1 .* 0$"),
+        ("reduce_scatter", "ReduceScatter", r"^ +4096 +256 +float +sum +-1 .* 0$"),
+        ("broadcast -r 3", "Broadcast from root 3", r"^ +4096 +1024 +float +none +3 .* 0$"),
+        ("all_reduce --dims 2x2", "AllReduce 2x2", r"^ +4096 +1024 +float +sum +-1 .* 0$"),
+    ],
+)
+def test_each_collective_has_the_columns_of_its_nccl_test(
+    capsys: pytest.CaptureFixture[str], command: str, title: str, row: str
+) -> None:
+    status, out, _ = run(capsys, f"{command} --provider loopback --world 4 -b 4K -n 2")
+    assert status == 0
+    assert out.startswith(f"# ring-bench {title} on provider loopback")
+    assert re.search(row, out, re.MULTILINE)
+
+
+def test_without_a_name_the_collective_is_an_allreduce(capsys: pytest.CaptureFixture[str]) -> None:
+    named = run(capsys, "all_reduce --provider loopback --world 4 -b 4K -n 2")
+    assert run(capsys, "--provider loopback --world 4 -b 4K -n 2") == named
+
+
+def test_a_training_prints_its_calls_and_times_and_leaves_them_in_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = "train resnet50 --provider loopback --world 4 -n 2 --payload-scale 256 --compute-jitter normal:0.1"
+    status, out, _ = run(capsys, arguments, "-J", str(tmp_path / "r.json"))
+    assert status == 0
+    assert "# ring-bench training resnet50 on provider loopback" in out
+    assert re.search(r"gradients conv4_1c\.\.conv1 +all_reduce +4 .* 0$", out, re.MULTILINE)
+    assert re.search(r"^# JCT us [0-9.]+ for 2 steps", out, re.MULTILINE)
+    assert "# Out of bounds values : 0 OK" in out
+    training = json.loads((tmp_path / "r.json").read_text())["training"]
+    assert len(training["calls"]) == 5
+    assert sum(training["step_ns"]) == pytest.approx(training["jct_us"] * 1000)
+    assert training["exposed_us"] > 0
+    assert training["wrong"] == 0
+    assert training["dimensions"] == {"data": 4}
+
+
+def test_a_training_is_hybrid_over_two_dimensions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = "train transformer --dims 2x2 --provider loopback --world 4 -n 1 -w 0 --payload-scale 512"
+    status, _, _ = run(capsys, arguments, "-J", str(tmp_path / "r.json"))
+    assert status == 0
+    training = json.loads((tmp_path / "r.json").read_text())["training"]
+    assert training["dimensions"] == {"model": 2, "data": 2}
+    assert {tuple(call["along"]) for call in training["calls"]} == {("model",), ("data",)}
+    assert training["wrong"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("all_reduce --dims 3x2 --world 4", "--dims 3x2 is a grid of 6 ranks, the world has 4"),
+        ("all_reduce --dims 0x2 --world 4", "lengths from 1 up"),
+        ("all_gather --dims 2x2 --world 4", "goes along one axis"),
+        ("broadcast -r 4 --world 4", "root 4 is not one of 4"),
+        ("train --world 4", "say which workload: vgg16"),
+        ("train nothing.json --world 4", "nothing.json: No such file"),
+        ("train transformer --world 4", "dimensions model and data: say how many ranks each has"),
+        ("train vgg16 --bucket 0 --world 4", "at least 1 byte"),
+        ("train vgg16 --compute-scale -1 --world 4", "a factor from 0 up"),
+        ("train vgg16 --payload-scale 100000000 --world 4", "no float to move"),
+        ("--compute-jitter wild --world 4", "a jitter reads"),
+    ],
+)
+def test_shapes_and_workloads_that_cannot_be_end_with_2_and_the_reason(
+    capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    status, _, err = run(capsys, f"{arguments} --provider loopback")
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
