@@ -48,6 +48,8 @@ __all__ = ["CollectorStatus", "Hub"]
 
 POLL_S: Final = 0.5
 """How often the switch agents are asked for new samples."""
+LATE_READ_S: Final = 3.0
+"""How long a switch that is back after a job's end is waited for until it has taken a sample, s."""
 DRAIN_S: Final = 0.2
 """Wait after a job's end for its last register samples."""
 SHUTDOWN_S: Final = 3.0
@@ -523,6 +525,8 @@ class Hub:
             job.check_agreement()
         if job.pending(client.name) is None or job.lock.locked():
             return
+        if job.ended and not await self._read_late(client, job):
+            return
         async with job.lock:
             pending = job.pending(client.name)
             if pending == "removal":
@@ -545,11 +549,41 @@ class Hub:
         job.switch_log.silent.discard(client.name)
         if job.pending(client.name) is None:
             self._note(job, client.name, None)
-        for sample in fresh:
-            job.switch_log.add(client.name, sample)
-        if fresh:
-            job.touch()
+        _keep(client, job, fresh)
         return True
+
+    async def _read_late(self, client: SwitchClient, job: Job) -> bool:
+        """Whether a switch may let go of an ended job: its last counters are here, or will not come.
+
+        An agent that was away at the job's end has them when it is back: registers count on without it. One that has
+        just started answers before its first sample, so it gets `LATE_READ_S` for that.
+        """
+        log_of_job = job.switch_log
+        try:
+            fresh = await client.samples(job.id, log_of_job.last_seq[client.name])
+        except SwitchUnreachableError as error:
+            job.answering_since.pop(client.name, None)
+            self._note(job, client.name, f"the job is still on it: {error.detail}")
+            return False
+        except SwitchError:  # it has forgotten the job, and the counters with it
+            return True
+        was_missing = client.name in job.counters_missing
+        if fresh:
+            log_of_job.silent.discard(client.name)
+        _keep(client, job, fresh)
+        if client.name not in job.counters_missing:
+            if was_missing:
+                log.info("job %d (%s): last counters of switch %s have come late", job.id, job.name, client.name)
+            return True
+        since = job.answering_since.setdefault(client.name, time.monotonic())
+        return time.monotonic() - since > LATE_READ_S
+
+
+def _keep(client: SwitchClient, job: Job, fresh: list[dict[str, Any]]) -> None:
+    for sample in fresh:
+        job.switch_log.add(client.name, sample)
+    if fresh:
+        job.touch()
 
 
 async def _patch(client: SwitchClient, job_id: int, change: dict[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,8 @@ class Job:
     """The job has ended and its figures are complete."""
     result: dict[str, Any] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    answering_since: dict[str, float] = field(default_factory=dict)
+    """Since when (monotonic clock, s) a switch that was away at the job's end is asked for its last counters."""
     version: int = 0
     """Grows with every change that a viewer could see."""
 
@@ -137,6 +139,11 @@ class Job:
     def on_twin(self) -> bool:
         """Its ranks run on the twin now."""
         return self.state == "running" and (self.request.provider == "twin" or self.recorder.clock.kind == "twin")
+
+    @property
+    def counters_missing(self) -> list[str]:
+        """Switches whose counters are not in the totals, or not the last ones."""
+        return self.switch_log.missing(self.ended_unix_s)
 
     def pending(self, switch: str) -> str | None:
         """What a switch still has to be brought to: "removal" of the ended job, or its "settings"."""
@@ -253,7 +260,7 @@ class Job:
             "cct": self.cct_figures(),
             "marks": {"symphony": totals["marked_symphony"], "queue": totals["marked_queue"]},
             "packets": {"all": totals["packets"], "outpacing": totals["outpacing"]},
-            "counters_missing": self.switch_log.missing(),
+            "counters_missing": self.counters_missing,
             "agreement": self.switch_log.agreement.view(),
             "events": {"received": self.events_received, "dropped": self.events_dropped},
             "log_tail": self.log_tail,

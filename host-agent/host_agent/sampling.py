@@ -120,7 +120,7 @@ class SwitchLog:
         self.samples: dict[str, deque[SwitchSample]] = {name: deque(maxlen=HISTORY) for name in sites}
         self.last_seq = dict.fromkeys(sites, 0)
         self.silent: set[str] = set()
-        """Switches whose agent did not answer when last asked for samples."""
+        """Switches whose agent did not answer when last asked for samples, or has given none since it does again."""
         self.figures: deque[TickFigure] = deque(maxlen=HISTORY)
         self.incomplete_ticks = 0
         self.agreement = Agreement()
@@ -195,10 +195,15 @@ class SwitchLog:
             out[key] = sum(known) if known else None
         return out
 
-    def missing(self) -> list[str]:
-        """Switches of which `totals` holds no counters, or old ones: their agent is silent, or reads none."""
+    def missing(self, ended_unix_s: float | None = None) -> list[str]:
+        """Switches of which `totals` holds no counters, or old ones: their agent is silent, or reads none.
+
+        Old is what is not of now, or of the job's end (`ended_unix_s`): one may be read long after it.
+        """
         newest = {name: self.latest(name) for name in self.sites}
         latest = max((sample.time_unix_s for sample in newest.values() if sample is not None), default=0.0)
+        if ended_unix_s is not None:
+            latest = min(latest, ended_unix_s)
         return [
             name
             for name, sample in newest.items()

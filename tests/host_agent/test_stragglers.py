@@ -236,3 +236,59 @@ async def test_figures_of_a_job_of_an_earlier_host_agent_are_unknown_not_zero(
     finally:
         await second.client.aclose()
         await second.hub.close()
+
+
+async def counted_while_away(bench: Any, eventually: Callable[..., Any]) -> Any:
+    """Job 1 has ended with counters of tor0 alone: tor1's agent went away before the last packets."""
+    await bench.register("a")
+    job, now = bench.hub.jobs.get(1), time.time()
+    for name in ("tor0", "tor1"):
+        bench.switches[name].feed(1, at=now, ns=1, low=0, high=0, packets=10)
+    await eventually(lambda: job.view()["packets"]["all"] == 20)
+    bench.switches["tor1"].down = True
+    await eventually(lambda: job.counters_missing == ["tor1"])
+    bench.switches["tor0"].feed(1, at=now + 0.05, ns=2, low=0, high=0, packets=50)
+    assert (await bench.client.post("/api/v1/jobs/1/stop")).status_code == 200
+    assert ((await shown(bench))["packets"]["all"], job.counters_missing) == (60, ["tor1"])
+    return job
+
+
+async def test_a_switch_that_is_back_after_a_jobs_end_gives_its_last_counters_first(
+    bench: Any, eventually: Callable[..., Any]
+) -> None:
+    """Its registers have counted on without the agent; only then is the job taken off. An hour later is as good."""
+    job = await counted_while_away(bench, eventually)
+    tor1 = bench.switches["tor1"]
+    tor1.feed(1, at=time.time() + 3600, ns=3, low=0, high=0, packets=44)
+    tor1.down = False
+    await eventually(lambda: not job.active)
+    view = await shown(bench)
+    assert (view["packets"]["all"], view["counters_missing"], view["on_switches"]) == (94, [], False)
+    assert tor1.jobs == {}
+
+
+async def test_one_that_has_just_started_is_waited_for_until_its_first_sample(
+    bench: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers before it has read a register."""
+    monkeypatch.setattr("host_agent.hub.LATE_READ_S", 3600.0)
+    job = await counted_while_away(bench, eventually)
+    tor1 = bench.switches["tor1"]
+    tor1.down = False
+    await eventually(lambda: "tor1" in job.answering_since)
+    assert (1 in tor1.jobs, job.counters_missing) == (True, ["tor1"])
+    tor1.feed(1, at=time.time(), ns=3, low=0, high=0, packets=44)
+    await eventually(lambda: not job.active)
+    assert (job.counters_missing, tor1.jobs) == ([], {})
+
+
+async def test_one_that_never_samples_again_does_not_hold_the_job_for_ever(
+    bench: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing stays named."""
+    monkeypatch.setattr("host_agent.hub.LATE_READ_S", 0.0)
+    job = await counted_while_away(bench, eventually)
+    bench.switches["tor1"].down = False
+    await eventually(lambda: not job.active)
+    assert job.counters_missing == ["tor1"]
+    assert (await shown(bench))["packets"]["all"] == 60

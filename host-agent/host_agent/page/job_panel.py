@@ -143,7 +143,7 @@ class JobPanel:
             problems.append(("", job.error, job.log_tail))
         for switch, detail in list(job.switch_errors.items())[:4]:
             problems.append(("warn", detail if detail.startswith("switch ") else f"{switch}: {detail}", []))
-        if job.ended and (missing := job.switch_log.missing()):
+        if job.ended and (missing := job.counters_missing):
             text = f"packets and marks are incomplete: {', '.join(missing)} could not be read at the end of the job"
             problems.append(("warn", text, []))
         if job.recorder.dropped:
@@ -202,7 +202,7 @@ class JobPanel:
         self._busbw.set(
             bandwidth(cct["busbw_gbps"]), "" if job.ended or newest is None else f"newest alone {newest:.3g}"
         )
-        totals, missing = job.switch_log.totals(), job.switch_log.missing()
+        totals, missing = job.switch_log.totals(), job.counters_missing
         for tile, kind in ((self._marks, "marked_symphony"), (self._queue, "marked_queue")):
             tile.set(number(totals[kind], at_least=bool(missing)), _share(totals[kind], totals["packets"], missing))
         agreement = job.switch_log.agreement

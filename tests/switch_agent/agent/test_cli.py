@@ -214,7 +214,7 @@ async def test_names_are_allowed_by_option(tmp_path: Path) -> None:
         (("--token-file", "/nonexistent"), "cannot read the token file"),
         (("--config", "LATIN"), "cannot read switch config"),
         (("--config", "BROKEN"), "cannot read switch config"),
-        (("--token-file", "LATIN"), "is no UTF-8 text"),
+        (("--token-file", "LATIN"), "holds no token"),
     ],
 )
 def test_mistakes_in_the_configuration_are_one_line_and_exit_code_2(
