@@ -50,8 +50,11 @@ def drop_stdout() -> None:
     os.close(nowhere)
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Write a file beside ``path`` and rename it over the old one, whose permissions it keeps; links are followed.
+
+    With ``sync`` it is on the disk before that, so that a power cut leaves the old or the new one. That takes
+    milliseconds or more, in which an event loop stands.
 
     What is there and no regular file (a pipe, ``/dev/stdout``, a device) is opened and written as it is.
 
@@ -65,10 +68,10 @@ def write_file(path: Path, content: bytes) -> None:
     if mode is not None and not stat.S_ISREG(mode):
         path.write_bytes(content)
     else:
-        _replace(path.resolve(), content, mode)
+        _replace(path.resolve(), content, mode, sync)
 
 
-def _replace(path: Path, content: bytes, mode: int | None) -> None:
+def _replace(path: Path, content: bytes, mode: int | None, sync: bool) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with new.open("xb") as file:
@@ -76,7 +79,8 @@ def _replace(path: Path, content: bytes, mode: int | None) -> None:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         new.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

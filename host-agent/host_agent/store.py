@@ -27,6 +27,7 @@ from host_agent.jobs import Job
 from host_agent.models import JobRequest
 from host_agent.placement import Flow
 from host_agent.testbed import HostEntry
+from symphony_common.output import write_file
 
 __all__ = ["Store", "default_state_dir"]
 
@@ -116,9 +117,7 @@ class Store:
             "behind": sorted(job.behind),
         }
         try:
-            draft = job.folder / "job.json.new"
-            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            draft.replace(job.folder / "job.json")
+            write_file(job.folder / "job.json", (json.dumps(content, indent=1) + "\n").encode(), sync=False)
             token = job.folder / "events.token"
             if not token.exists():
                 with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

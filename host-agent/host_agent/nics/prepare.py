@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from typing import Any, Final
 from host_agent.errors import BadInputError, ConflictError, HostAgentError, NicError, StorageError, UnknownNicError
 from host_agent.nics.knobs import Unsupported, Workbench, wanted
 from host_agent.nics.models import Change, Outcome, Plan, Wishes
+from symphony_common.output import write_file
 
 __all__ = ["Journal", "Preparation"]
 
@@ -76,12 +76,7 @@ class Journal:
         """Replace the file at once. Raises StorageError."""
         content = {"version": VERSION, "boot": self._boot, "changes": [change.model_dump() for change in changes]}
         try:
-            descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".journal.")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
+            write_file(self._path, json.dumps(content, indent=1).encode())
         except OSError as error:
             raise StorageError(f"cannot write {self._path}: {error.strerror}; nothing was changed") from error
 
