@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a capture file piece by piece: pcap (us and ns, both byte orders) and pcapng, plain or gzip.
+"""Read a capture file piece by piece: pcap (us and ns, both byte orders) and pcapng, plain or compressed.
 
 The file is read into one buffer and scanned there by the compiled loops of ``records``; only file, section and
 interface headers are read in Python. It is not mapped: a file that is cut while it is mapped (a rotating tcpdump)
@@ -8,14 +8,17 @@ would kill the process.
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import struct
 import sys
-import zlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +36,14 @@ from switch_agent.replay.records import (
     scan_pcap,
     scan_pcapng,
 )
+from switch_agent.replay.streams import MAGIC_BYTES, Compression, Decompressed, Source, compression_of
 
 __all__ = ["BATCH", "Batch", "Capture", "Incomplete"]
 
 BATCH = 1 << 14
 """Records per batch at most."""
 _BUFFER = 1 << 22
-_GZIP_MAGIC = b"\x1f\x8b"
+_PATIENCE_S = 0.5
 _PCAP_MAGIC = {
     b"\xa1\xb2\xc3\xd4": (True, 1000),
     b"\xd4\xc3\xb2\xa1": (False, 1000),
@@ -56,10 +60,7 @@ _FAR = 1 << 33  # seconds: 272 years
 _NS_DIGITS = 9
 _MAX_DIGITS = 27  # 10^18 is the largest power of ten in 63 bits
 _OTHER_FILES = {
-    b"\x28\xb5\x2f\xfd": "a zstd file: decompress it first (zstd -d)",
     b"\x04\x22\x4d\x18": "an lz4 file: decompress it first (lz4 -d)",
-    b"\xfd7zX": "an xz file: decompress it first (xz -d)",
-    b"BZh9": "a bzip2 file: decompress it first (bzip2 -d)",
     b"\xa1\xb2\xcd\x34": "a pcap file in Kuznetzov's old form: rewrite it (editcap -F pcapng IN OUT)",
     b"\x34\xcd\xb2\xa1": "a pcap file in Kuznetzov's old form: rewrite it (editcap -F pcapng IN OUT)",
 }
@@ -81,62 +82,33 @@ class Incomplete:
     reason: str
 
 
-class _Source(Protocol):
-    def readinto(self, buffer: Any, /) -> int | None: ...
+class _QuietError(Exception):
+    """Nothing came for a while, and the end is not reached."""
 
 
-class _Gunzip:
-    """Decompress a gzip file, its members one after the other; a damaged or cut one ends early."""
+class _Live:
+    """A source that is still being written: a pipe, or a file that grows and never ends."""
 
-    def __init__(self, source: _Source, head: bytes) -> None:
+    def __init__(self, source: Source, descriptor: int) -> None:
         self._source = source
-        self._input = head
-        self._member: zlib._Decompress | None = None
-        self._chunk = bytearray(1 << 16)
-        self.trouble: str | None = None
+        self._descriptor = descriptor
+        self._grows = stat.S_ISREG(os.fstat(descriptor).st_mode)
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        while self.trouble is None:
-            if not self._input:
-                got = self._source.readinto(memoryview(self._chunk)) or 0
-                self._input = bytes(self._chunk[:got])
-            if self._member is None:
-                self._input = self._input.lstrip(b"\0")  # padding between members is allowed
-                if self._input:
-                    self._member = zlib.decompressobj(wbits=31)
-            if not self._input:
-                if self._member is not None:
-                    self.trouble = "the gzip file is cut off"
-                return 0
-            assert self._member is not None
-            before = self._member.copy()
-            try:
-                output = self._member.decompress(self._input, len(buffer))
-            except zlib.error as error:
-                self.trouble = f"the gzip file is damaged ({error})"
-                output = _salvage(before, self._input, len(buffer))
-            if self._member.eof:
-                self._input = self._member.unused_data
-                self._member = None
-            else:
-                self._input = self._member.unconsumed_tail
-            if output:
-                buffer[: len(output)] = output
-                return len(output)
-        return 0
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Fill some of the buffer.
 
-
-def _salvage(member: zlib._Decompress, data: bytes, limit: int) -> bytes:
-    """Return what decompresses of ``data`` before the damage, at most ``limit`` bytes."""
-    output = b""
-    try:
-        for i in range(len(data)):
-            if len(output) == limit:
-                break
-            output += member.decompress(data[i : i + 1], limit - len(output))
-    except zlib.error:
-        pass
-    return output
+        Raises:
+            _QuietError: nothing came within half a second.
+        """
+        if not self._grows:
+            if not select.select([self._descriptor], [], [], _PATIENCE_S)[0]:
+                raise _QuietError
+            return self._source.readinto(buffer)
+        got = self._source.readinto(buffer)
+        if not got:
+            time.sleep(_PATIENCE_S)
+            raise _QuietError
+        return got
 
 
 class Capture:
@@ -144,10 +116,11 @@ class Capture:
 
     Args:
         path: the file; ``-`` reads standard input.
+        live: it is still being written: give what is there at once, and wait for more at the end of a file.
 
     Attributes:
         format: "pcap" or "pcapng".
-        compressed: the file is gzip.
+        compression: "gzip", "zstd", "xz", "bzip2" or None.
         records: packet records found so far.
         link_types: link types of the file or of its interfaces, as numbers.
         incomplete: why reading stopped before the file's end, if it did; known after the last batch.
@@ -158,8 +131,10 @@ class Capture:
         NotACaptureError: it is no capture, says what it looks like.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, live: bool = False) -> None:
         self.name = path
+        self._live = live
+        self._quiet = False
         self.records = 0
         self.incomplete: Incomplete | None = None
         self.link_types: set[int] = set()
@@ -167,9 +142,11 @@ class Capture:
         self._at = self._end = 0
         self._base = 0  # bytes of the file before the buffer
         self._file = self._open(path)
-        self._source = cast("_Source", self._file)  # both kinds of open files have readinto
+        self._source = cast("Source", self._file)  # both kinds of open files have readinto
+        if live:
+            self._source = _Live(self._source, self._file.fileno())
         try:
-            self.compressed = self._sniff_gzip()
+            self.compression = self._sniff_compression()
             self.format = self._read_header()
         except BaseException:
             self.close()
@@ -191,7 +168,7 @@ class Capture:
     @staticmethod
     def _open(path: str) -> BinaryIO:
         if path == "-":
-            return sys.stdin.buffer
+            return cast("BinaryIO", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
         try:
             return cast("BinaryIO", Path(path).open("rb", buffering=0))
         except OSError as error:
@@ -202,7 +179,7 @@ class Capture:
     # ------------------------------------------------------------------------------ reading
 
     def _fill(self) -> bool:
-        """Move what is left to the buffer's start and read on; False at the end of the file."""
+        """Move what is left to the buffer's start and read on; False at the end of the file, or if it is quiet."""
         left = self._end - self._at
         if left == len(self._buffer):
             larger = np.empty(2 * left, np.uint8)
@@ -213,35 +190,43 @@ class Capture:
         self._base += self._at
         self._at, self._end = 0, left
         room = memoryview(self._buffer.data)
+        self._quiet = False
         while self._end < len(room):
             try:
                 got = self._source.readinto(room[self._end :])
             except OSError as error:
                 raise _unreadable(self.name, error) from error
+            except _QuietError:
+                self._quiet = True
+                break
             if not got:
                 break
             self._end += got
+            if self._live:
+                break
         return self._end > left
 
     def _peek(self, size: int) -> bytes:
         """Return up to ``size`` bytes from here on."""
-        while self._end - self._at < size and self._fill():
+        while self._end - self._at < size and (self._fill() or self._quiet):
             pass
         return self._buffer[self._at : min(self._end, self._at + size)].tobytes()
 
-    def _sniff_gzip(self) -> bool:
-        if self._peek(2) != _GZIP_MAGIC:
-            return False
-        head = self._buffer[: self._end].tobytes()
-        self._source = _Gunzip(self._source, head)
-        self._at = self._end = self._base = 0
-        return True
+    def _sniff_compression(self) -> Compression | None:
+        compression = compression_of(self._peek(MAGIC_BYTES))
+        if compression:
+            head = self._buffer[: self._end].tobytes()
+            self._source = Decompressed(self._source, head, compression)
+            self._at = self._end = self._base = 0
+        return compression
 
-    def _read_header(self) -> str:
+    def _trouble(self) -> str | None:
+        return self._source.trouble if isinstance(self._source, Decompressed) else None
+
+    def _read_header(self) -> Literal["pcap", "pcapng"]:
         head = self._peek(_PCAP_HEADER)
         if not head:
-            trouble = self._source.trouble if isinstance(self._source, _Gunzip) else None
-            if trouble:
+            if trouble := self._trouble():
                 raise NotACaptureError(f"{self.name} holds nothing that can be read: {trouble}")
             raise EmptyCaptureError(f"{self.name} is empty (0 bytes): was anything captured?")
         magic = head[:4]
@@ -266,7 +251,7 @@ class Capture:
         return "pcap"
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the packet records in the order of the file."""
+        """Yield the packet records in the order of the file; a live one gives empty batches while it is quiet."""
         records = new_records(BATCH)
         while True:
             self._at, n, stop = self._scan(records)
@@ -282,9 +267,11 @@ class Capture:
             if stop == INTERFACE:
                 self._add_interface()
             if stop == MORE and not self._fill():
-                trouble = self._source.trouble if isinstance(self._source, _Gunzip) else None
-                if trouble or self._at < self._end:
-                    self._stop(trouble or "the file is cut off inside a record")
+                if self._quiet:
+                    yield Batch(self._buffer, records, 0)
+                    continue
+                if self._trouble() or self._at < self._end:
+                    self._stop(self._trouble() or "the file is cut off inside a record")
                 return
 
     def _scan(self, records: Records) -> tuple[int, int, int]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +21,13 @@ from switch_agent.replay.errors import OptionError, OutputError, ReplayError
 from symphony_common.output import write_file
 
 if TYPE_CHECKING:
-    from switch_agent.replay.replayer import ReplayOptions
+    from switch_agent.replay.pipeline import Progress, ReplayOptions
     from switch_agent.replay.report import ReplayReport
 
 __all__ = ["add_parser", "run"]
 
 _STDOUT = "-"
+_LINE_EVERY_S = 1.0
 _PARAMETERS = ("k", "tau", "window_us", "n_warmup", "n_sample", "gate", "alpha_max", "ratio_floor")
 
 
@@ -40,10 +43,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "replay",
         help="run the switch's pipeline over a capture",
-        description="Run the switch's pipeline over a capture (pcap or pcapng, also gzip): step overlap over time, "
-        "registers and would-be marks per job. docs/replay.md explains every figure.",
+        description="Run the switch's pipeline over captures (pcap or pcapng, also as gzip, zstd, xz or bzip2): step "
+        "overlap over time, registers and would-be marks per job. RoCE in tunnels (VLAN, MPLS, VXLAN, GENEVE, GRE, "
+        "ERSPAN, PPPoE) and InfiniBand are found too. docs/replay.md explains every figure.",
+        epilog="live: tcpdump -i eth0 -U -s 128 -w - udp port 4791 | switch-agent replay - --follow",
     )
-    parser.add_argument("capture", help="the capture file; - reads standard input")
+    parser.add_argument(
+        "capture", nargs="+", help="the capture file; - reads standard input; several files are merged by time"
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="the capture is still being written: a line each second, the report at its end or at Ctrl-C",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it instead of tables")
     parser.add_argument("--png", metavar="FILE", type=Path, help="write the timeline as a picture")
     parser.add_argument("--window-ms", type=float, default=10.0, metavar="MS", help="windows of the timeline (10)")
@@ -111,9 +123,15 @@ def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from switch_agent.replay.render import picture, print_report
-    from switch_agent.replay.replayer import replay, seen_instead
+    from switch_agent.replay.replayer import replay
+    from switch_agent.replay.summary import seen_instead
 
-    report = replay(args.capture, _options(args))
+    options = _options(args)
+    if args.follow:
+        with _Watch() as watch:
+            report = replay(args.capture, options, watch)
+    else:
+        report = replay(args.capture, options)
     if args.json == _STDOUT:
         print(_json(report))
     else:
@@ -122,11 +140,40 @@ def _run(args: argparse.Namespace) -> int:
             _write("report", Path(args.json), (_json(report) + "\n").encode())
     if args.png:
         _write("picture", args.png, picture(report))
-    if report.capture.incomplete:
-        print(f"switch-agent replay: {report.notes[0]}", file=sys.stderr)
-    if not report.capture.roce:
+    for line in report.partial:
+        print(f"switch-agent replay: {line}", file=sys.stderr)
+    capture = report.capture
+    if not capture.roce:
         print(f"switch-agent replay: {seen_instead(report)}", file=sys.stderr)
-    return 0
+    return 0 if capture.roce or capture.other else 1
+
+
+class _Watch:
+    """Prints a line each second on stderr; from the first packet on, an interrupt ends the capture, not the program."""
+
+    def __init__(self) -> None:
+        self._before: Any = None
+        self._stopped = False
+        self._next_s = 0.0
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _stop(self, *_: object) -> None:
+        self._stopped = True
+
+    def __call__(self, progress: Progress) -> bool:
+        if self._before is None:
+            self._before = signal.signal(signal.SIGINT, self._stop)
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _LINE_EVERY_S
+            print(progress, file=sys.stderr, flush=True)
+        return not self._stopped
 
 
 def _write(what: str, path: Path, content: bytes) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from switch_agent.dataplane.constants import AHEAD, EXPIRED, LAST, MARK, PSN_SHIFT, STEP_BITS, STEP_SHIFT, TIME_UNIT_NS
 from switch_agent.dataplane.hashes import flow_signature, flow_slot
 from switch_agent.dataplane.pipeline import Lookups, Registers, process_packet
+from switch_agent.replay.forms import FORMS
 from switch_agent.replay.frames import Packets
 from switch_agent.replay.jit import inlined, loop
 from switch_agent.replay.jobs import RuleTable, job_of
@@ -28,6 +29,7 @@ __all__ = [
     "JobTotals",
     "Tally",
     "coin",
+    "count",
     "flush",
     "follow",
     "new_flows",
@@ -68,17 +70,19 @@ class Tally(NamedTuple):
 
     Attributes:
         outcomes: records by outcome.
-        opcodes: RoCEv2 packets by BTH opcode.
-        ecn: RoCEv2 packets by ECN field.
+        opcodes: packets by BTH opcode.
+        ecn: packets by ECN field; those over IP have one.
+        forms: packets by bit of ``forms``.
         replies: ACK, RNR NAK, NAK (IB spec vol. 1, table 45).
         sequence: gaps, packets missing in them, steps back, restarts.
-        untagged: data packets of no job.
+        untagged: data packets of no job: whose port carries no tag, who have no port.
         clock: first time seen in ns, latest time, packets stamped earlier than the latest, started (0 or 1).
     """
 
     outcomes: Ints
     opcodes: Ints
     ecn: Ints
+    forms: Ints
     replies: Ints
     sequence: Ints
     untagged: Ints
@@ -118,7 +122,7 @@ class Flows(NamedTuple):
 
 def new_tally() -> Tally:
     """Return a tally of nothing."""
-    return Tally(*(np.zeros(size, np.int64) for size in (len(OUTCOMES), 256, 4, 3, 4, 1, 4)))
+    return Tally(*(np.zeros(size, np.int64) for size in (len(OUTCOMES), 256, 4, len(FORMS), 3, 4, 2, 4)))
 
 
 def new_totals(n_jobs: int) -> JobTotals:
@@ -162,6 +166,12 @@ def _count_reply(replies: Ints, syndrome: int) -> None:
         replies[1] += 1
     elif kind == 3:
         replies[2] += 1
+
+
+@inlined
+def _count_forms(counts: Ints, form: int) -> None:
+    for bit in range(counts.shape[0]):
+        counts[bit] += form >> bit & 1
 
 
 @inlined
@@ -258,6 +268,23 @@ def _count_verdict(totals: JobTotals, job: int, verdict: int, ecn: int) -> None:
 
 
 @loop
+def count(packets: Packets, n: int, tally: Tally) -> None:
+    """Count what ``n`` packets are: outcomes, opcodes, ECN, forms, replies."""
+    for i in range(n):
+        outcome = packets.outcome[i]
+        tally.outcomes[outcome] += 1
+        if outcome != ROCE:
+            continue
+        tally.opcodes[packets.opcode[i]] += 1
+        if packets.ecn[i] >= 0:
+            tally.ecn[packets.ecn[i]] += 1
+        if packets.form[i]:
+            _count_forms(tally.forms, packets.form[i])
+        if packets.syndrome[i] >= 0:
+            _count_reply(tally.replies, packets.syndrome[i])
+
+
+@loop
 def follow(
     records: Records,
     packets: Packets,
@@ -298,17 +325,11 @@ def follow(
     """
     n_samples = 0
     for i in range(n):
-        outcome = packets.outcome[i]
-        tally.outcomes[outcome] += 1
-        if outcome != ROCE:
+        if packets.outcome[i] != ROCE:
             continue
         now_ns = _tick(tally.clock, records.time_ns[i])
         opcode = packets.opcode[i]
         ecn = packets.ecn[i]
-        tally.opcodes[opcode] += 1
-        tally.ecn[ecn] += 1
-        if packets.syndrome[i] >= 0:
-            _count_reply(tally.replies, packets.syndrome[i])
         if opcode > _LAST_REQUEST:
             continue
         sport = packets.sport[i]
@@ -319,6 +340,9 @@ def follow(
         slot = flow_slot(src, dst, qpn)
         _check_sequence(flows, slot, src << 32 | dst, qpn, psn, tally.sequence)
         if opcode < _FIRST_WRITE:
+            continue
+        if sport < 0:
+            tally.untagged[1] += 1
             continue
         job = job_of(
             rules,

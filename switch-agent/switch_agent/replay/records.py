@@ -43,8 +43,8 @@ _BLOCK_OLD_PACKET, _BLOCK_SIMPLE, _BLOCK_PACKET = 2, 3, 6
 _PACKET_OVERHEAD = 32  # header and trailer of a packet block, obsolete or enhanced
 _NS = 1_000_000_000
 
-MAX_BLOCK = 1 << 28
-"""Longest record or block in bytes that is taken for one: 256 MiB."""
+MAX_BLOCK = 1 << 26
+"""Longest record or block in bytes that is taken for one: 64 MiB."""
 
 
 class Records(NamedTuple):
@@ -99,12 +99,13 @@ def scan_pcap(
             return at, n, DAMAGED
         if end - at - 16 < captured:
             return at, n, MORE
+        length = _u32(data, at + 12, big)
         records.start[n] = at + 16
         records.captured[n] = captured
-        records.length[n] = _u32(data, at + 12, big)
+        records.length[n] = length
         records.link[n] = link
         records.time_ns[n] = _u32(data, at, big) * _NS + _u32(data, at + 4, big) * tick_ns
-        records.defect[n] = ROCE
+        records.defect[n] = ROCE if captured <= length else BAD_RECORD
         at += 16 + captured
         n += 1
     return at, n, FULL
@@ -185,7 +186,8 @@ def _packet_block(
     if length < _PACKET_OVERHEAD:
         return
     captured = _u32(data, at + 20, big)
-    if captured > length - _PACKET_OVERHEAD:
+    on_the_wire = _u32(data, at + 24, big)
+    if captured > length - _PACKET_OVERHEAD or captured > on_the_wire:
         return
     interface = _u32(data, at + 8, big)
     if kind == _BLOCK_OLD_PACKET:  # 16 bits of interface, then 16 bits of a drop count
@@ -196,7 +198,7 @@ def _packet_block(
     stamp = _u32(data, at + 12, big) << 32 | _u32(data, at + 16, big)
     records.start[n] = at + 28
     records.captured[n] = captured
-    records.length[n] = _u32(data, at + 24, big)
+    records.length[n] = on_the_wire
     records.link[n] = interfaces[interface, 0]
     records.time_ns[n] = _pcapng_time(stamp, interfaces, interface)
     records.defect[n] = ROCE

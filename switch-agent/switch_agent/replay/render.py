@@ -37,20 +37,26 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
 
 def _capture_table(report: ReplayReport) -> Table:
     capture, roce = report.capture, report.roce
-    table = Table(title=escape(f"Capture {capture.path}"), title_justify="left", show_header=False, box=box.SIMPLE)
-    packing = ", gzip" if capture.compressed else ""
+    names = ", ".join(file.path for file in capture.files)
+    table = Table(title=escape(f"Capture {names}"), title_justify="left", show_header=False, box=box.SIMPLE)
+    several = len(capture.files) > 1
+    for file in capture.files:
+        kind = ", ".join((file.format, *([file.compression] if file.compression else []), *file.link_types))
+        table.add_row("file", escape(f"{file.path}: {kind}, {file.records} records" if several else kind))
     sequence = {name: count for name, count in roce.sequence.model_dump().items() if count}
-    for name, value in (
-        ("file", f"{capture.format}{packing}, {', '.join(capture.link_types)}"),
-        ("records", f"{capture.records}: RoCEv2 {capture.roce}"),
+    rows = [
+        ("records", f"{capture.records}: RoCE {capture.roce}"),
+        ("forms", _counts(capture.forms) if capture.forms else "plain RoCEv2"),
         ("other traffic", _counts(capture.other)),
+        ("not opened", _counts(capture.closed)),
         ("junk", _counts(capture.junk)),
         ("duration", f"{capture.duration_s:.6f} s"),
         ("opcodes", _counts(roce.opcodes)),
         ("ECN", _counts(roce.ecn)),
         ("replies", _counts(roce.replies)),
         ("sequence", _counts(sequence)),
-    ):
+    ]
+    for name, value in rows:
         table.add_row(name, escape(value))
     return table
 
@@ -101,7 +107,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
         console.print(_jobs_table(report.jobs, report.settings.variant))
     for job in _largest(report.jobs):
         console.print(_timeline_table(job))
-    for note in report.notes:
+    for note in (*report.partial, *report.notes):
         console.print(f"Note: {escape(note)}")
 
 
@@ -142,7 +148,8 @@ def picture(report: ReplayReport) -> bytes:
     axes[-1].set_xlabel("time since the first RoCEv2 packet, s")
     left_out = len(report.jobs) - len(shown)
     more = f"; {left_out} smaller jobs not shown" if left_out else ""
-    name = Path(report.capture.path).name.replace("$", r"\$")  # else a file name could be taken for a formula
+    names = " + ".join(Path(file.path).name for file in report.capture.files)
+    name = names.replace("$", r"\$")  # else a file name could be taken for a formula
     axes[0].set_title(
         f"{name}: parameters {report.settings.variant}, windows of {report.settings.window_ms:g} ms{more}"
     )

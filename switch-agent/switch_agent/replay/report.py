@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of a replay. ``ReplayReport.model_dump_json`` is the JSON of ``switch-agent replay --json``.
 
-Times named ``_s`` are seconds since the first RoCEv2 packet of the capture; times named ``_unix_ns`` are the capture's
-own stamps. ``docs/replay.md`` describes every field.
+Times named ``_s`` are seconds since the first packet with a base transport header; times named ``_unix_ns`` are
+the capture's own stamps. ``docs/replay.md`` describes every field.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
     "CaptureInfo",
+    "FileInfo",
+    "IncompleteInfo",
     "JobReport",
     "RegisterValues",
     "ReplayReport",
@@ -34,21 +36,30 @@ class IncompleteInfo(_Model):
     reason: str
 
 
-class CaptureInfo(_Model):
-    """The file and what its records are."""
+class FileInfo(_Model):
+    """One file."""
 
     path: str
     format: Literal["pcap", "pcapng"]
-    compressed: bool = Field(description="gzip")
+    compression: Literal["gzip", "zstd", "xz", "bzip2"] | None
     link_types: list[str]
-    records: int = Field(description="packet records read; roce + other + junk")
-    roce: int = Field(description="RoCEv2 packets decoded")
-    other: dict[str, int] = Field(description="other traffic, by kind; kinds that occurred")
-    junk: dict[str, int] = Field(description="records that could not be used, by reason; reasons that occurred")
+    records: int
     incomplete: IncompleteInfo | None
-    first_unix_ns: int | None = Field(description="stamp of the first RoCEv2 packet; null: there is none")
-    duration_s: float = Field(description="first to latest RoCEv2 packet")
-    stamped_earlier: int = Field(description="RoCEv2 packets with an earlier stamp than one before; taken at that time")
+
+
+class CaptureInfo(_Model):
+    """The files and what their records are."""
+
+    files: list[FileInfo]
+    records: int = Field(description="packet records read; roce + other + closed + junk")
+    roce: int = Field(description="packets with a base transport header")
+    forms: dict[str, int] = Field(description="in which forms these came, if not as plain RoCEv2; those that occurred")
+    other: dict[str, int] = Field(description="other traffic, by kind; kinds that occurred")
+    closed: dict[str, int] = Field(description="records inside something that replay does not open, by kind")
+    junk: dict[str, int] = Field(description="records that could not be used, by reason; reasons that occurred")
+    first_unix_ns: int | None = Field(description="stamp of the first packet of roce; null: there is none")
+    duration_s: float = Field(description="first to latest packet of roce")
+    stamped_earlier: int = Field(description="packets with an earlier stamp than one before; taken at that time")
 
 
 class SequenceInfo(_Model):
@@ -61,14 +72,15 @@ class SequenceInfo(_Model):
 
 
 class RoceInfo(_Model):
-    """The RoCEv2 packets, of jobs or not."""
+    """The packets with a base transport header, of jobs or not."""
 
     opcodes: dict[str, int] = Field(description="by BTH opcode; those that occurred")
-    ecn: dict[str, int] = Field(description="by ECN field as captured: not_ect, ect1, ect0, ce")
+    ecn: dict[str, int] = Field(description="by ECN field (of the innermost IP header): not_ect, ect1, ect0, ce")
     replies: dict[str, int] = Field(description="ack, rnr_nak, nak")
     sequence: SequenceInfo
     data_packets: int = Field(description="RDMA WRITE packets (opcodes 6 to 11): those a switch tracks")
     untagged: int = Field(description="data packets of no job: no rule matches, source port below 0xc000")
+    portless: int = Field(description="data packets of no job: InfiniBand and RoCE v1 have no source port")
 
 
 class Settings(_Model):
@@ -79,7 +91,7 @@ class Settings(_Model):
     entry: dict[str, int] = Field(description="the ten integers of the P4 action set_params")
     step_bits: int
     seed: int
-    window_ms: float
+    window_ms: float = Field(description="doubled until the timeline has less than 100,000 windows")
     rules: list[str]
 
 
@@ -139,9 +151,10 @@ class JobReport(_Model):
 class ReplayReport(_Model):
     """Result of a replay."""
 
-    schema_version: Literal[1] = Field(description="changes when a field changes its meaning or goes")
+    schema_version: Literal[2] = Field(description="changes when a field changes its meaning or goes")
     capture: CaptureInfo
     settings: Settings
     roce: RoceInfo
     jobs: list[JobReport] = Field(description="jobs with packets: those of rules, then by tag")
+    partial: list[str] = Field(description="what of the captures the figures do not cover; empty: all is covered")
     notes: list[str] = Field(description="what to know when reading the figures")

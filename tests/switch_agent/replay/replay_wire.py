@@ -198,7 +198,7 @@ def decoded(path: str) -> list[Decoded]:
                     rows.append(Decoded(outcome))
                     continue
                 halves = [int(column[i]) & (1 << 64) - 1 for column in packets[2:6]]
-                family = ipaddress.IPv6Address if packets.version[i] == 6 else ipaddress.IPv4Address
+                family = {4: ipaddress.IPv4Address, 6: ipaddress.IPv6Address, 0: int}[int(packets.version[i])]
                 src, dst = (str(family(high << 64 | low)) for high, low in (halves[:2], halves[2:]))
                 numbers = (packets.sport, packets.opcode, packets.qpn, packets.psn, packets.ecn, packets.syndrome)
                 stamp = int(found.time_ns[i]) - START_NS

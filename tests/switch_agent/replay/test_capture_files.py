@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,11 @@ from replay_wire import (
     ticks,
     write,
 )
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 from switch_agent.replay import capture as capture_module
 from switch_agent.replay.capture import Capture, Incomplete
@@ -139,14 +147,54 @@ def test_records_without_time_or_interface_are_junk(tmp_path: Path) -> None:
     assert outcomes == ["no_time", "unknown_interface", "bad_record", "bad_record", "roce"]
 
 
+COMPRESSIONS = {"gzip": gzip.compress, "zstd": zstd.compress, "xz": lzma.compress, "bzip2": bz2.compress}
+
+
 @pytest.mark.parametrize("data", [FILE, pcapng(records(PACKETS))], ids=["pcap", "pcapng"])
-def test_gzip_even_of_several_members_and_padding(tmp_path: Path, data: bytes) -> None:
-    """Compressed captures, as tshark and tcpdump pipelines write them."""
-    packed = gzip.compress(data[:500]) + gzip.compress(data[500:]) + bytes(512)
-    path = write(tmp_path, packed, "test.pcap.gz")
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_compressed_even_in_several_streams_and_padding(tmp_path: Path, data: bytes, name: str) -> None:
+    """Compressed captures, as tools and rotating captures write them."""
+    compress = COMPRESSIONS[name]
+    path = write(tmp_path, compress(data[:500]) + compress(data[500:]) + bytes(512))
     assert decoded(path) == WANTED
     with Capture(path) as capture:
-        assert capture.compressed
+        assert capture.compression == name
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_a_compressed_file_cut_at_any_byte_is_cut_off_or_refused(tmp_path: Path, name: str) -> None:
+    """That the rest is missing is said."""
+    packed = COMPRESSIONS[name](FILE)
+    for size in range(1, len(packed)):
+        path = write(tmp_path, packed[:size])
+        try:
+            count, stop = stop_of(path)
+        except CaptureError:
+            continue
+        assert count <= 20
+        assert stop is not None
+        assert "cut off" in stop.reason
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_a_compressed_file_with_any_byte_changed_is_read_or_named(tmp_path: Path, name: str) -> None:
+    """Never a traceback; nonsense that decompresses is of the length of the file."""
+    packed = COMPRESSIONS[name](FILE)
+    for at in range(len(packed)):
+        path = write(tmp_path, packed[:at] + bytes((packed[at] ^ 0x55,)) + packed[at + 1 :])
+        try:
+            count, _ = stop_of(path)
+        except CaptureError:
+            continue
+        assert count <= len(FILE) / 16
+
+
+def test_what_claims_more_memory_than_is_sensible_is_refused(tmp_path: Path) -> None:
+    """A zstd frame with a window of 2 GiB."""
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 31})
+    path = write(tmp_path, compressor.compress(FILE) + compressor.flush())
+    with pytest.raises(NotACaptureError, match=r"the zstd file is damaged .*memory"):
+        Capture(path)
 
 
 @pytest.mark.parametrize("left_over", [1, 15, 16, 17, 60])
@@ -225,6 +273,17 @@ def test_records_larger_than_the_buffer(tmp_path: Path, monkeypatch: pytest.Monk
         assert [row.psn for row in decoded(write(tmp_path, file))] == [packet.psn for packet in PACKETS]
 
 
+@pytest.mark.parametrize("form", ["pcap", "pcapng"])
+def test_more_bytes_captured_than_were_on_the_wire_is_a_bad_record(tmp_path: Path, form: str) -> None:
+    """In both formats."""
+    file = bytearray(FILE if form == "pcap" else pcapng(records(PACKETS)))
+    frame = PACKETS[0].frame()
+    at = 24 + 12 if form == "pcap" else len(file) - 20 * len(packet_block(records(PACKETS)[0])) + 24
+    assert file[at : at + 4] == struct.pack("<I", len(frame))
+    file[at : at + 4] = struct.pack("<I", len(frame) - 1)
+    assert [row.outcome for row in decoded(write(tmp_path, bytes(file)))] == ["bad_record"] + ["roce"] * 19
+
+
 def test_many_batches(tmp_path: Path) -> None:
     """More records than a batch holds, and a piece that ends inside a record."""
     frame = PACKETS[0].frame()
@@ -239,7 +298,11 @@ def test_many_batches(tmp_path: Path) -> None:
     [
         (b"", EmptyCaptureError, "is empty"),
         (b"#!/bin/sh\necho hello, this is a script\n", NotACaptureError, "no pcap or pcapng file"),
-        (b"\x28\xb5\x2f\xfd" + bytes(40), NotACaptureError, "zstd -d"),
+        (b"\x04\x22\x4d\x18" + bytes(40), NotACaptureError, "lz4 -d"),
+        (b"\x28\xb5\x2f\xfd" + b"\xff" * 40, NotACaptureError, "the zstd file is damaged"),
+        (b"\xfd7zXZ\x00" + bytes(40), NotACaptureError, "the xz file is damaged"),
+        (b"BZh9" + bytes(40), NotACaptureError, "the bzip2 file is damaged"),
+        (zstd.compress(b"hello"), NotACaptureError, "no pcap or pcapng file"),
         (FILE[:20], NotACaptureError, "ends inside its pcap header, after 20 bytes"),
         (b"\x0a\x0d\x0d\x0a" + bytes(40), NotACaptureError, "section header"),
         (section()[:20], NotACaptureError, "section header"),

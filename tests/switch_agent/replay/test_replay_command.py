@@ -54,7 +54,7 @@ def test_tables_are_printed(ring: str, capsys: pytest.CaptureFixture[str]) -> No
     """Capture, jobs and a timeline of at most 20 lines."""
     assert run(ring, "--window-ms", "2") == 0
     out = capsys.readouterr().out
-    assert "900: RoCEv2 900" in out
+    assert "900: RoCE 900" in out
     assert "RC_WRITE_MIDDLE 900" in out
     assert "Timeline of tag0, a line is 6 windows" in out
     assert len(re.findall(r"^ 0\.\d{6} ", out, re.MULTILINE)) == 19
@@ -143,12 +143,40 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_no_roce_packets_says_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is no error; the most frequent first."""
     rows = [Record(0, link_header(ETHERNET, 0x0806) + bytes(28))] + [
-        Record(0, link_header(ETHERNET, 0x8915) + bytes(60))
+        Record(0, link_header(ETHERNET, 0x88CC) + bytes(60))
     ] * 3
     assert run(write(tmp_path, pcap(rows)), "--json", "-") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["jobs"] == []
-    assert re.search(r"no RoCEv2 packets in .*; its 4 records \(Ethernet\): 3 x RoCE v1 .*; 1 x ARP", err)
+    assert re.search(r"no RoCE packets in .*; 4 records \(Ethernet\): 3 x an ethertype .*; 1 x ARP", err)
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        (147, r"private use USER0 \(link type 147\) is not read: .*editcap -T ether"),
+        (239, r"NFLOG \(tcpdump -i nflog\) \(link type 239\) is not read: .*tcpdump -i eth0"),
+        (127, r"802.11 with radiotap .*Ethernet device"),
+        (999, r"link type 999 is not read: capture on"),
+    ],
+)
+def test_a_capture_of_which_nothing_can_be_read_is_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], link: int, words: str
+) -> None:
+    """The link type has its name, and what can be done is said."""
+    assert run(write(tmp_path, pcap([Record(0, bytes(60))] * 3, link=link))) == 1
+    err = capsys.readouterr().err
+    assert re.search(words, err)
+    assert "no RoCE packets in" in err
+
+
+def test_figures_from_a_part_of_a_capture_say_so_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0: there are figures."""
+    rows = [*records(RING[:8]), Record(10**9, link_header(ETHERNET, 0x88E5) + bytes(60))]
+    assert run(write(tmp_path, pcap(rows)), "--json", "-") == 0
+    out, err = capsys.readouterr()
+    assert "1 of 9 records may hold RoCE that was not seen: 1 x MACsec" in err
+    assert json.loads(out)["partial"] == [err.strip().removeprefix("switch-agent replay: ")]
 
 
 def test_a_cut_file_is_reported_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +186,7 @@ def test_a_cut_file_is_reported_and_used(tmp_path: Path, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["capture"]["records"] == 899
-    offset = report["capture"]["incomplete"]["offset"]
+    offset = report["capture"]["files"][0]["incomplete"]["offset"]
     assert f"byte {offset}" in err
     assert "cut off" in err
 
@@ -280,7 +308,7 @@ def test_the_documentation_names_every_field() -> None:
 
 def test_the_documentation_lists_every_outcome_with_its_meaning() -> None:
     """The table of docs/replay.md is that of the code."""
-    rows = re.findall(r"^\| `(\w+)` \| (other|junk) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (other|closed|junk) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
     assert rows == [tuple(outcome) for outcome in OUTCOMES if outcome.kind != "roce"]
 
 

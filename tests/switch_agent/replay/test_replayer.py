@@ -29,7 +29,7 @@ from switch_agent.dataplane.constants import LAST_OPCODES, MARK, TIME_UNIT_NS
 from switch_agent.dataplane.hashes import flow_slot
 from switch_agent.dataplane.params import VARIANTS, SymphonyParams
 from switch_agent.dataplane.reference import JobState, Packet, Verdict
-from switch_agent.replay import capture, replayer
+from switch_agent.replay import capture, merge, pipeline
 from switch_agent.replay.errors import CaptureError, EmptyCaptureError, OptionError
 from switch_agent.replay.jobs import JobMap, parse_rule
 from switch_agent.replay.loop import coin
@@ -258,7 +258,8 @@ def test_batches_and_pieces_leave_no_trace(tmp_path: Path, monkeypatch: pytest.M
     """However the file is cut up for reading, coins, windows and registers come out the same."""
     whole = run(tmp_path, ring(), ReplayOptions(params=EAGER))
     monkeypatch.setattr(capture, "BATCH", 64)
-    monkeypatch.setattr(replayer, "BATCH", 64)
+    monkeypatch.setattr(merge, "BATCH", 64)
+    monkeypatch.setattr(pipeline, "BATCH", 64)
     monkeypatch.setattr(capture, "_BUFFER", 1000)
     assert run(tmp_path, ring(), ReplayOptions(params=EAGER)) == whole
 
@@ -451,6 +452,9 @@ def test_damaged_files_never_crash(
     except CaptureError:
         return
     info = report.capture
-    assert info.records == info.roce + sum(info.other.values()) + sum(info.junk.values())
-    assert sum(job.packets for job in report.jobs) + report.roce.untagged == report.roce.data_packets
+    assert info.records == info.roce + sum((info.other | info.closed | info.junk).values())
+    assert (
+        sum(job.packets for job in report.jobs) + report.roce.untagged + report.roce.portless
+        == report.roce.data_packets
+    )
     assert all(sum(window.packets for window in job.timeline) == job.packets for job in report.jobs)

@@ -22,15 +22,15 @@ RING, LOSS = str(DATA / "rxe-ring.pcap"), str(DATA / "rxe-ring-loss.pcap")
 def test_a_ring_without_losses() -> None:
     """4 ranks, 14 messages each: 48 of 64 packets, 8 single packets (latency laps), one ACK for each message."""
     report = replay(RING, ReplayOptions())
-    assert report.capture.model_dump(exclude={"path"}) == {
-        "format": "pcap",
-        "compressed": False,
-        "link_types": ["Ethernet"],
+    file = {"path": RING, "format": "pcap", "compression": None, "link_types": ["Ethernet"], "records": 3136}
+    assert report.capture.model_dump() == {
+        "files": [{**file, "incomplete": None}],
         "records": 3136,
         "roce": 3136,
+        "forms": {},
         "other": {},
+        "closed": {},
         "junk": {},
-        "incomplete": None,
         "first_unix_ns": 1_795_997_847_155_761_911,
         "duration_s": 0.772511103,
         "stamped_earlier": 0,
@@ -48,6 +48,7 @@ def test_a_ring_without_losses() -> None:
         "sequence": {"gaps": 0, "missing": 0, "steps_back": 0, "restarts": 0},
         "data_packets": 48 * 64 + 8,
         "untagged": 0,
+        "portless": 0,
     }
     (job,) = report.jobs
     assert (job.name, job.packets, job.step_ends) == ("tag0", 3080, 56)
