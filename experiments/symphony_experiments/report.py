@@ -162,7 +162,7 @@ def _notes(report: Report) -> list[str]:
         notes.append("Quick form: fewer seeds or smaller sizes than the scenario's own; see the manifest.")
     notes.append(
         f"Medians over seeds with {100 * LEVEL:.0f} % bootstrap intervals. Made by version {manifest['version']}"
-        f" (commit {manifest['commit'] or 'unknown'}); manifest.json has every run's seed and the hash of its step trace."
+        f" (commit {manifest['commit'] or 'unknown'}); seeds and hashes of the step traces are in manifest.json."
     )
     return [note for note in notes if note]
 

@@ -12,10 +12,11 @@ from fabric_twin.scripted import At, RunResult, Simulation, simulate
 from fabric_twin.workload import Job
 from ring_bench.config import Config
 from ring_bench.errors import RingBenchError
+from ring_bench.units import parse_size
 from switch_agent.dataplane.errors import ParameterError
 from switch_agent.dataplane.params import SymphonyParams
 from symphony_experiments.errors import ScenarioError
-from symphony_experiments.scenario import Case, JobSpec, WorkloadSpec, parse_size
+from symphony_experiments.scenario import Case, JobSpec, WorkloadSpec
 from symphony_experiments.store import Finished
 
 __all__ = ["run_case"]
@@ -68,7 +69,7 @@ def _job(spec: Case, job: JobSpec, fabric: Preset) -> Job:
 
 def _config(work: WorkloadSpec, ranks: int) -> Config:
     draft = Config(world=ranks, split=work.split)
-    size = parse_size(work.chunk) * work.rings * len(draft.groups[0])
+    size = parse_size(str(work.chunk)) * work.rings * len(draft.groups[0])
     return Config(
         world=ranks,
         split=work.split,

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ring_bench.units import parse_size
 from symphony_experiments.claims import Claim
 from symphony_experiments.errors import ScenarioError
 from symphony_experiments.figures import FigureSpec
@@ -27,7 +28,6 @@ __all__ = ["Case", "FabricSpec", "JobSpec", "Planned", "Scenario", "Seeds", "Sym
 Table = dict[str, Any]
 Size = Annotated[str | int, Field(description="bytes, or a number with K, M or G (powers of 1024)")]
 _Model = TypeVar("_Model", bound=BaseModel)
-_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class _Strict(BaseModel):
@@ -88,7 +88,8 @@ class WorkloadSpec(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        parse_size(self.chunk)
+        if parse_size(str(self.chunk)) < 1:
+            raise ValueError("chunk must be at least one byte")
         return self
 
 
@@ -293,16 +294,6 @@ def shipped() -> list[str]:
     """Names of the scenarios that come with the package."""
     folder = resources.files("symphony_experiments") / "scenarios"
     return sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml"))
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of ``8M``, ``512K`` or a plain number. Raises ValueError."""
-    word = str(text).strip().upper().removesuffix("B")
-    unit = word[-1:] if word[-1:] in "KMG" else ""
-    digits = word.removesuffix(unit) if unit else word
-    if not (digits.isascii() and digits.isdigit()) or int(digits) == 0:
-        raise ValueError(f"{text!r} is no size; write bytes, or a number with K, M or G, like 8M")
-    return int(digits) * _UNIT[unit]
 
 
 def _at(case: Mapping[str, Any], key: str) -> Any:
