@@ -13,9 +13,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ring_bench.units import parse_size
 from symphony_experiments.claims import Claim
@@ -86,11 +86,12 @@ class WorkloadSpec(_Strict):
     slots: int = Field(default=4, ge=1)
     step_bits: int = Field(default=10, ge=2, le=13)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if parse_size(str(self.chunk)) < 1:
-            raise ValueError("chunk must be at least one byte")
-        return self
+    @field_validator("chunk")
+    @classmethod
+    def _is_a_size(cls, value: str | int) -> str | int:
+        if parse_size(str(value)) < 1:
+            raise ValueError("must be at least one byte")
+        return value
 
 
 class SymphonySpec(_Strict):
