@@ -59,9 +59,9 @@ def _fabric(spec: Case) -> Preset:
 
 def _job(spec: Case, job: JobSpec, fabric: Preset) -> Job:
     work = WorkloadSpec.model_validate({**spec.workload.model_dump(exclude_unset=True), **job.workload})
-    ranks = work.ranks or fabric.n_hosts // job.stride
+    ranks = work.ranks or fabric.n_hosts * job.block // job.stride
     config = _config(work, ranks)
-    hosts = tuple(job.first_host + rank * job.stride for rank in range(ranks))
+    hosts = tuple(job.first_host + rank // job.block * job.stride + rank % job.block for rank in range(ranks))
     algorithm = job.algorithm or spec.algorithm
     params = None if algorithm in ("off", "late-start") else _params(spec)
     return Job(config=config, hosts=hosts, name=job.name, start_ns=round(job.start_ms * 1e6), symphony=params)

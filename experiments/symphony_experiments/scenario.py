@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fabric_twin.events import Event
 from ring_bench.units import parse_size
 from symphony_experiments.claims import Claim
 from symphony_experiments.errors import ScenarioError
@@ -114,8 +115,9 @@ class JobSpec(_Strict):
 
     name: str
     first_host: int = Field(default=0, ge=0)
+    block: int = Field(default=1, ge=1)
     stride: int = Field(default=1, ge=1)
-    """Rank r is on host first_host + r * stride."""
+    """Rank r is on host first_host + (r // block) * stride + r % block."""
     start_ms: float = Field(default=0, ge=0)
     algorithm: str | None = None
     workload: Table = Field(default_factory=dict)
@@ -129,6 +131,8 @@ class Case(_Strict):
     jobs: list[JobSpec] = Field(default_factory=list)
     algorithm: str = "symphony"
     symphony: SymphonySpec = SymphonySpec()
+    events: list[Event] = Field(default_factory=list)
+    """What happens to the fabric, as in the twin's events files."""
     late_start_ms: float = Field(default=500, ge=0)
     """When ``late-start`` turns Symphony on."""
     keep: list[Literal["overlap", "completion"]] = Field(default_factory=list)
@@ -160,7 +164,7 @@ class Planned(_Strict):
 
     def to_case(self) -> Table:
         """What decides the run's result, as plain data."""
-        return {**self.case.model_dump(exclude_unset=True), "seed": self.seed}
+        return {**self.case.model_dump(mode="json", exclude_unset=True), "seed": self.seed}
 
 
 class Scenario(_Strict):
