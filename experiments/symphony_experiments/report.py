@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -75,13 +76,14 @@ def make_report(results: Results) -> Report:
 
 
 def write_report(results: Results) -> Report:
-    """Write ``report.md``, ``report.html`` and ``figures/*.svg`` into the folder."""
+    """Write ``report.md``, ``report.html``, ``report.json`` (the verdicts) and ``figures/*.svg`` into the folder."""
     report = make_report(results)
     for name, svg in report.figures:
         (results.directory / "figures").mkdir(exist_ok=True)
         results.write_text(f"figures/{name}.svg", svg.decode())
     results.write_text("report.md", to_markdown(report))
     results.write_text("report.html", to_html(report))
+    results.write_text("report.json", json.dumps({"claims": [*map(_claim_data, report.judgements)]}, indent=1) + "\n")
     return report
 
 
@@ -145,6 +147,19 @@ def _claim_cells(judgement: Judgement) -> list[str]:
     else:
         apart = f"{difference:+.4g}"
     return [claim.text, claim.source, paper, said, apart, f"{_MARK[verdict]} {verdict}"]
+
+
+def _claim_data(judgement: Judgement) -> dict[str, Any]:
+    claim, verdict, ours, difference = judgement
+    return {
+        "id": claim.id,
+        "text": claim.text,
+        "source": claim.source,
+        "paper": claim.paper,
+        "ours": None if ours is None else ours._asdict(),
+        "difference": difference,
+        "verdict": verdict,
+    }
 
 
 _CLAIM_HEADER = ["claim", "source", "the paper", "ours", "difference", "verdict"]

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from host_agent.auth import TokenGate, bearer
 from host_agent.errors import HostAgentError
+from host_agent.experiments import Experiments, add_experiment_routes
 from host_agent.hub import Hub
 from host_agent.metrics import HubCollector, metrics_text
 from host_agent.models import EventBatch, JobRequest, SymphonySettings
@@ -42,8 +43,9 @@ def create_app(
     max_streams: int = 64,
     nics: NicService | None = None,
     nic_counters: NicCounters | None = None,
+    experiments: Experiments | None = None,
 ) -> FastAPI:
-    """Build the application around a hub, with this machine's NICs and NIC counters where they are given.
+    """Build the application around a hub, with this machine's NICs, NIC counters and results where they are given.
 
     With `token`, state changes need it. With `local_only` (a loopback bind) requests that name another host
     are refused, so that a web page elsewhere cannot reach host-agent through a DNS name of its own (DNS
@@ -80,7 +82,7 @@ def create_app(
         docs_url=None,  # the interactive pages load scripts from the internet
         redoc_url=None,
     )
-    app.state.hub, app.state.gate = hub, gate
+    app.state.hub, app.state.gate, app.state.experiments = hub, gate, experiments
     app.router.route_class = JsonRoute
     _add_error_answers(app)
     _add_service_routes(app, registry)
@@ -88,6 +90,8 @@ def create_app(
     _add_history_routes(app, hub, slots)
     if nics is not None:
         add_nic_routes(app, nics, gate)
+    if experiments is not None:
+        add_experiment_routes(app, experiments)
     app.add_middleware(_Methods, routes=tuple(app.routes))
     app.add_middleware(BodyLimit, most=MAX_BODY_BYTES, answer=_error_answer)
     if local_only:

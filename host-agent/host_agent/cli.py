@@ -29,6 +29,7 @@ from host_agent.app import create_app
 from host_agent.auth import TOKEN_VARIABLE, load_token
 from host_agent.client import RequestError, call
 from host_agent.errors import BadInputError, HostAgentError
+from host_agent.experiments import Experiments
 from host_agent.hub import Hub
 from host_agent.nics import NicCounters, NicService
 from host_agent.nics.commands import add_nic_commands
@@ -88,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--token-file", type=Path, metavar="FILE", help=f"bearer token (or {TOKEN_VARIABLE})")
     serve.add_argument("--state-dir", type=Path, metavar="DIR", help="jobs and results (default: XDG state folder)")
     serve.add_argument("--url", metavar="URL", help="address under which ranks reach this service (default: --listen)")
+    serve.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="of symphony-experiments (default %(default)s)",
+    )
     serve.add_argument("--ring-bench", metavar="PROGRAM", help="benchmark to start (default: ring-bench beside Python)")
     serve.set_defaults(run=_serve)
 
@@ -203,6 +211,7 @@ async def _serve_on(
         local_only=is_loopback(host),
         nics=NicService(store.root),
         nic_counters=NicCounters(testbed),
+        experiments=Experiments(arguments.results.absolute()),
     )
     attach_page(app, hub)
     config = uvicorn.Config(

@@ -7,6 +7,7 @@
     ├── UnauthorizedError              401 unauthorized       no token, or a wrong one
     ├── NotPermittedError              403 not_permitted      this process lacks a capability
     ├── UnknownJobError                404 unknown_job
+    ├── UnknownExperimentError         404 unknown_experiment no such results, or no report
     ├── UnknownNicError                404 unknown_nic        no such network or RDMA device
     ├── ResultNotReadyError            404 result_not_ready
     ├── ConflictError                  409 conflict           the job is in no state for that
@@ -43,6 +44,7 @@ __all__ = [
     "SwitchUnreachableError",
     "TestbedError",
     "UnauthorizedError",
+    "UnknownExperimentError",
     "UnknownJobError",
     "UnknownNicError",
 ]
@@ -86,6 +88,13 @@ class UnknownJobError(HostAgentError):
 
     status = 404
     code = "unknown_job"
+
+
+class UnknownExperimentError(HostAgentError):
+    """There are no such results of an experiment, or they have no report."""
+
+    status = 404
+    code = "unknown_experiment"
 
 
 class NotPermittedError(HostAgentError):

@@ -14,6 +14,7 @@ from host_agent.auth import TokenGate
 from host_agent.errors import HostAgentError, UnauthorizedError, UnknownJobError
 from host_agent.hub import Hub
 from host_agent.jobs import Job
+from host_agent.page.experiments import experiments_page
 from host_agent.page.job_panel import JobPanel
 from host_agent.page.start_form import StartForm
 from host_agent.page.style import CSS
@@ -37,9 +38,12 @@ def attach_page(app: FastAPI, hub: Hub) -> None:
         # NiceGUI answers every other path with HTML; programs get JSON.
         raise HTTPException(404, f"there is no /api/{rest}; /openapi.json lists what there is")
 
+    if app.state.experiments is not None:
+        experiments_page(app.state.experiments)
+
     @ui.page("/", title="Symphony testbed")
     async def live(job: int | None = None) -> None:
-        LivePage(hub, gate, job).build()
+        LivePage(hub, gate, job, has_experiments=app.state.experiments is not None).build()
 
     ui.run_with(app, favicon=FAVICON, dark=None, tailwind=False, show_welcome_message=False, reconnect_timeout=10)
 
@@ -91,8 +95,9 @@ class Access:
 class LivePage:
     """One open page."""
 
-    def __init__(self, hub: Hub, gate: TokenGate, chosen: int | None) -> None:
+    def __init__(self, hub: Hub, gate: TokenGate, chosen: int | None, *, has_experiments: bool = False) -> None:
         self._hub = hub
+        self._has_experiments = has_experiments
         self._access = Access(gate)
         self._chosen = chosen
         self._seen: object = None
@@ -124,6 +129,8 @@ class LivePage:
             ui.html("Symphony <span>testbed</span>", sanitize=False).classes("sy-brand")
             ui.label(self._hub.testbed.name).classes("sy-soft sy-clip")
             ui.element("div").classes("sy-grow")
+            if self._has_experiments:
+                ui.link("Experiments", "/experiments").classes("sy-link")
             self._switches = ui.element("div").classes("sy-switches")
             ui.button(icon="dark_mode", on_click=lambda: _toggle_dark(dark)).props(
                 'flat round dense color=grey aria-label="Dark or light"'

@@ -25,6 +25,8 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
 }
 .sy-brand { font-weight: 650; font-size: 16px; letter-spacing: .01em; white-space: nowrap; }
 .sy-brand span { color: var(--accent); }
+.sy-link { color: var(--accent) !important; font-size: 13px; text-decoration: none; white-space: nowrap; }
+.sy-link:hover, .sy-link:focus-visible { text-decoration: underline; }
 .sy-switches { display: flex; flex-flow: row wrap; gap: 6px 8px; }
 .sy-main {
   display: grid; grid-template-columns: 248px minmax(0, 1fr); gap: 14px; align-items: start;
@@ -99,6 +101,13 @@ body, .q-page, .q-layout { background: var(--ground) !important; color: var(--te
 .sy-banner.warn { border-left-color: var(--warn); }
 .sy-log { font-family: ui-monospace, monospace; font-size: 11.5px; color: var(--soft); margin-top: 6px; }
 .sy-empty { text-align: center; padding: 70px 20px; color: var(--soft); }
+
+/* experiments */
+.sy-results {
+  display: flex; flex-direction: column; gap: 10px; width: 100%; max-width: 980px; margin: 0 auto; padding: 14px 20px;
+}
+.sy-claims { margin: 6px 0 0; padding: 0; list-style: none; font-size: 13px; }
+.sy-claims li { display: flex; gap: 8px; align-items: baseline; padding: 2px 0; }
 
 /* dialogs */
 .sy-dialog { width: 560px; max-width: 94vw; padding: 18px 20px; background: var(--card); color: var(--text); }
