@@ -31,6 +31,7 @@ from fabric_twin.engine.state import (
     MTU_HEADER_BYTES,
     NEVER,
     PORT_SHIFT,
+    RANKED,
     Ctl,
     Event,
     Msg,
@@ -468,14 +469,16 @@ class Fabric:
         for q in self._qps:
             self._route(q)
 
-    def set_params(self, switch: int, job: int, values: tuple[int, ...] | None) -> None:
+    def set_params(self, switch: int, job: int, values: tuple[int, ...] | None, *, ranked: bool = False) -> None:
         """Parameters of a job on a switch (`ParamEntry.values()`), or None: plain forwarding.
 
+        With `ranked`, packets of its lagging step also overtake its other packets in the switch's queues.
+
         Raises:
-            FabricError: it does not run Symphony.
+            FabricError: the switch has no Symphony.
         """
         row = self._symphony(switch).pipeline
-        self.view.enabled[row * N_JOB + job] = values is not None
+        self.view.enabled[row * N_JOB + job] = 0 if values is None else RANKED if ranked else 1
         if values is not None:
             self.planes.params[row, job] = values
 

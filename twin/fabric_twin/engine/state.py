@@ -88,6 +88,7 @@ class Port(IntEnum):
     PAUSED_PS = 28
     ACTIVE = 29  # NIC: QPs with something to send
     RR = 30  # NIC: round-robin pointer
+    HIGH_TAIL = 30  # switch: 1 + the last packet of high priority in the queue, 0: there is none
     FOLDED_AT = 31  # when the last packet arrives that is no longer on the wire: its host has taken it early
     COLUMNS = 32
 
@@ -114,6 +115,7 @@ CANDIDATE = 16  # Symphony would mark it
 GATED = 32  # ... if the egress queue behind it is not empty
 TRACKED = 64
 ECT = 128
+OUTRANKED = 256  # waits in a queue behind packets of high priority
 GEN_SHIFT = 16
 """The bits from here up are the generation of the QP that sent the packet."""
 
@@ -180,6 +182,8 @@ class Qp(IntEnum):
     LOST_HEAD = 47  # ranges of PSNs to send again (selective repeat), a chain of `Ctl`, or -1
     LOST_TAIL = 48
     RX_HIGH = 49  # receiver's row: one past the highest PSN that has come (selective repeat)
+    OUTRANKED = 50  # its packets that wait outranked, for each hop modulo 8
+    AFTER_OUTRANKED = 58
     COLUMNS = 64
 
 
@@ -278,8 +282,12 @@ class View(NamedTuple):
     held: npt.NDArray[np.uint8]  # per QP: PSN mod HELD has come before its time (selective repeat)
     active: npt.NDArray[np.int32]  # per host: QPs with something to send
     out: I64
-    enabled: npt.NDArray[np.uint8]  # [switch, job]: the job has parameters
+    enabled: npt.NDArray[np.uint8]  # [switch, job]: 1: the job has parameters; `RANKED`: and lagging packets go first
     counts: I64  # [register row, job]: packets and bytes, all / outpacing / marked by Symphony / by the queue
+
+
+RANKED = 2
+"""Strict priority for a job's lagging step, on top of its parameters."""
 
 
 class Planes(NamedTuple):

@@ -16,9 +16,11 @@ from fabric_twin.engine.state import (
     GEN_SHIFT,
     IMM,
     NEVER,
+    OUTRANKED,
     PFC_OFF,
     PFC_ON,
     PORT_SHIFT,
+    RANKED,
     TRACKED,
     Hop,
     Packet,
@@ -85,10 +87,18 @@ def port_advance(s: View, p: int, t: int) -> None:
         port[p + Port.Q_HEAD] = after
         if after < 0:
             port[p + Port.Q_TAIL] = -1
+        if port[p + Port.HIGH_TAIL] == k + 1:
+            port[p + Port.HIGH_TAIL] = 0
         size = pk[k + Packet.SIZE]
         behind = port[p + Port.Q_BYTES] - size
         port[p + Port.Q_BYTES] = behind
         flags = pk[k + Packet.FLAGS]
+        if flags & OUTRANKED:
+            flags &= ~OUTRANKED
+            pk[k + Packet.FLAGS] = flags
+            q = pk[k + Packet.QP]
+            if flags >> GEN_SHIFT == s.qp[q + Qp.GENERATION]:
+                s.qp[q + _outranked(pk[k + Packet.HOP] - Hop.COLUMNS)] -= 1
         if flags & ECT:
             red = False
             if behind > port[p + Port.KMIN]:
@@ -138,6 +148,28 @@ def _pause(s: View, p: int, at: int, kind: int) -> None:
 
 
 @inner
+def _outranked(hop: int) -> int:
+    """The column of `Qp` that counts a QP's outranked packets at a hop: a route has fewer than eight."""
+    return int(Qp.OUTRANKED) + ((hop >> 2) & 7)
+
+
+@inner
+def _jump(s: View, p: int, k: int) -> None:
+    """Put packet `k` into the queue of port `p`, which is not empty, behind those of high priority only."""
+    last = s.port[p + Port.HIGH_TAIL] - 1
+    s.port[p + Port.HIGH_TAIL] = k + 1
+    if last < 0:
+        s.pk[k + Packet.NEXT] = s.port[p + Port.Q_HEAD]
+        s.port[p + Port.Q_HEAD] = k
+        return
+    after = s.pk[last + Packet.NEXT]
+    s.pk[k + Packet.NEXT] = after
+    s.pk[last + Packet.NEXT] = k
+    if after < 0:
+        s.port[p + Port.Q_TAIL] = k
+
+
+@inner
 def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
     """A packet comes in over link `p`: Symphony's pipeline, admission, PFC, egress queue."""
     port = s.port
@@ -149,6 +181,7 @@ def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
     size = pk[k + Packet.SIZE]
     flags = pk[k + Packet.FLAGS]
     pipeline = s.sw[node + Sw.PIPELINE]
+    high = False
     if pipeline >= 0 and flags & DATA:
         job = s.route[hop + Hop.JOB]
         # a packet of a QP that has been reset meanwhile passes untouched: its port and PSN are no longer known
@@ -181,6 +214,11 @@ def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
                     flags |= CANDIDATE
                     if params[1] != 0:
                         flags |= GATED
+            if s.enabled[pipeline * N_JOB + job] == RANKED:
+                # a flow whose packets wait here outranked stays behind them: priority must not change its order
+                high = verdict & AHEAD == 0 and s.qp[q + _outranked(hop)] == 0
+                if not high:
+                    flags |= OUTRANKED
             pk[k + Packet.FLAGS] = flags
     used = s.sw[node + Sw.USED] + size
     if used > s.sw[node + Sw.BUFFER]:
@@ -205,8 +243,11 @@ def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
     pk[k + Packet.IN_PORT] = p
     pk[k + Packet.NEXT] = -1
     port_advance(s, egress, t)
+    if flags & OUTRANKED:
+        s.qp[q + _outranked(hop)] += 1
     tail = port[egress + Port.Q_TAIL]
-    port[egress + Port.Q_TAIL] = k
+    if tail < 0 or not high:
+        port[egress + Port.Q_TAIL] = k
     queued = port[egress + Port.Q_BYTES] + size
     port[egress + Port.Q_BYTES] = queued
     if queued > port[egress + Port.MAX_Q_BYTES]:
@@ -214,8 +255,12 @@ def switch_arrival(s: View, planes: Planes, p: int, k: int, t: int) -> None:
     if tail < 0:
         port[egress + Port.Q_HEAD] = k
         port[egress + Port.READY_AT] = t
+        if high:
+            port[egress + Port.HIGH_TAIL] = k + 1
         port_advance(s, egress, t)
         if port[egress + Port.Q_HEAD] >= 0 and port[egress + Port.FOLDED_AT] > t:
             set_key(s, egress >> PORT_SHIFT, port[egress + Port.FOLDED_AT])
+    elif high:
+        _jump(s, egress, k)
     else:
         pk[tail + Packet.NEXT] = k
