@@ -150,7 +150,7 @@ def _pause(s: View, p: int, at: int, kind: int) -> None:
 @inner
 def _outranked(hop: int) -> int:
     """The column of `Qp` that counts a QP's outranked packets at a hop: a route has fewer than eight."""
-    return int(Qp.OUTRANKED) + ((hop >> 2) & 7)
+    return Qp.OUTRANKED + ((hop >> 2) & 7)
 
 
 @inner
