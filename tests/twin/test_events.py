@@ -18,7 +18,7 @@ from fabric_twin.engine import kernel
 from fabric_twin.engine.state import Port, Qp
 from fabric_twin.errors import FabricError, UnknownNameError
 from fabric_twin.events import Event, Jitter, load_events
-from fabric_twin.fabric import ACKED
+from fabric_twin.fabric import ACKED, DELIVERED, RETRY_EXC
 from fabric_twin.slow_hosts import SlowHosts
 from fabric_twin.timeline import Timeline
 
@@ -489,6 +489,82 @@ def test_a_slow_process_works_through_what_it_is_told_one_after_the_other(gaps: 
     times = [t for t, n in seen if n < 0]
     assert times == sorted({t for t, n in expected if t in times})
     assert slow.next_ps is None
+
+
+# ------------------------------------------------------------------------------------------------ all together
+
+links = st.sampled_from(["h0->tor0", "tor0<->spine0", "tor1->spine1", "spine0->tor1", "h5<->tor1"])
+at_ms = st.integers(0, 30).map(lambda tenths: tenths / 10)
+happenings = st.lists(
+    st.one_of(
+        st.fixed_dictionaries(
+            {"kind": st.just("link-down"), "link": links, "at_ms": at_ms, "for_ms": st.sampled_from([0.01, 0.5, 2])},
+            optional={"reroute_ms": st.sampled_from([None, 0, 0.2])},
+        ),
+        st.fixed_dictionaries({"kind": st.just("link-up"), "link": links, "at_ms": at_ms}),
+        st.fixed_dictionaries(
+            {"kind": st.just("link-flap"), "link": links, "at_ms": at_ms, "down_ms": st.just(0.05),
+             "up_ms": st.just(0.1), "times": st.integers(1, 5)}
+        ),
+        st.fixed_dictionaries(
+            {"kind": st.just("link-rate"), "link": links, "at_ms": at_ms, "gbps": st.sampled_from([0.5, 4, 40]),
+             "for_ms": st.sampled_from([0.3, None])}
+        ),
+        st.fixed_dictionaries(
+            {"kind": st.just("link-loss"), "link": links, "at_ms": at_ms, "drop": st.sampled_from([0.01, 0.3]),
+             "for_ms": st.just(1)}
+        ),
+        st.fixed_dictionaries(
+            {"kind": st.just("background-on-off"), "source": st.sampled_from(["h1", "h4"]),
+             "target": st.sampled_from(["h0", "h7"]), "gbps": st.sampled_from([1, 9]), "at_ms": at_ms,
+             "on_ms": st.just(0.3), "off_ms": st.just(0.2), "dcqcn": st.booleans(), "for_ms": st.just(1.5)}
+        ),
+        st.fixed_dictionaries(
+            {"kind": st.just("background-incast"), "sources": st.just(["h1", "h2", "h5"]), "target": st.just("h0"),
+             "size_bytes": st.sampled_from([1, 60_000]), "times": st.integers(1, 4), "every_ms": st.just(0.1),
+             "at_ms": at_ms, "for_ms": st.just(1)}
+        ),
+    ),
+    max_size=6,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    entries=happenings,
+    seed=st.integers(0, 99),
+    pfc=st.booleans(),
+    retransmission=st.sampled_from(["go-back-n", "selective"]),
+    window=st.sampled_from(["off", "scaled"]),
+)
+def test_whatever_happens_messages_come_once_in_order_and_nothing_is_left(
+    two_racks: Make, entries: list[dict[str, Any]], seed: int, pfc: bool, retransmission: str, window: str
+) -> None:
+    """Twice the same, to the picosecond; then the fabric is as it was, and empty."""
+    seen = []
+    for _ in range(2):
+        net = two_racks(seed=seed, pfc=pfc, retransmission=retransmission, window=window, buffer_bytes=300_000)
+        rates = [port.gbps for port in net.fabric.topology.ports]
+        timeline = Timeline(net.fabric, events(*entries))
+        ends = [net.pair(i, (i + 5) % 8, timeout=5, retry_cnt=7, sport=0xC000 + i) for i in range(8)]
+        sent = [[net.send(a, 120_000) for _ in range(4)] for a, _ in ends]
+        play(net, timeline)
+        failed = {event.qp for event in net.events if event.kind == RETRY_EXC}
+        for (a, b), places in zip(ends, sent, strict=True):
+            mine = [place for kind, place, row in net.order if kind == DELIVERED and row == b]
+            assert mine == places[: len(mine)]
+            assert len(mine) == len(places) or a in failed
+        seen.append([(event.time_ps, event.kind) for event in net.events])
+        timeline.undo()
+        for a, b in ends:
+            net.fabric.reset_qp(a)
+            net.fabric.reset_qp(b)
+        net.run()
+        assert [port.gbps for port in net.fabric.topology.ports] == rates
+        assert not any(net.ports(Port.DROP_PROB))
+        assert net.fabric.topology.avoided == frozenset()
+        net.check_idle()
+    assert seen[0] == seen[1]
 
 
 # ------------------------------------------------------------------------------------------------ files

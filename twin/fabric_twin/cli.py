@@ -175,8 +175,8 @@ def _run(args: argparse.Namespace) -> None:
     )
     try:
         serve(config)
-    except FabricError as error:
-        raise ConfigError(f"{args.events}: {error}") from error
+    except FabricError as error:  # an event that cannot happen here
+        raise ConfigError(f"{args.events}: {error}" if args.events else str(error)) from error
     except OSError as error:
         raise TwinError(str(error)) from error
 
