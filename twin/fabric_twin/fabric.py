@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fabric_twin.engine import dcqcn, kernel
+from fabric_twin.engine import dcqcn, kernel, progress
 from fabric_twin.engine.state import (
     ACTIVE_MAX,
     CC_SHIFT,
@@ -284,6 +284,7 @@ class Fabric:
         row[Qp.STATE] = 1
         line_bps = 8e12 / s.port[(info.host.nic << PORT_SHIFT) + Port.PS_PER_BYTE]
         dcqcn.reset(s.ccq, q >> CC_SHIFT, float(line_bps))
+        progress.limit(s, q)
         info.dest = dest
         info.sport = sport
         info.timeout = timeout
@@ -305,7 +306,7 @@ class Fabric:
             after = int(s.msg[m + Msg.NEXT])
             self.free_message(m)
             m = after
-        kept = [Qp.NIC, *COUNTERS]
+        kept = [Qp.NIC, Qp.PROCESS, *COUNTERS]
         values = row[kept].copy()
         generation = (int(row[Qp.GENERATION]) + 1) & 0xFFFF
         row[:] = 0

@@ -69,13 +69,15 @@ class CcQp(IntEnum):
     TIMER_STAGE = 11
     BYTE_STAGE = 12
     BYTES = 13
+    WEIGHT = 14  # more than 1: it gives way less and recovers faster (`fabric_twin.algorithms`, prc)
+    CAPPED = 15  # its ceiling is below the link's rate
     COLUMNS = 16
 
 
 _RATE, _TARGET, _ALPHA, _LINE, _STARTED = CcQp.RATE, CcQp.TARGET, CcQp.ALPHA, CcQp.LINE, CcQp.STARTED
 _ALPHA_AT, _ALPHA_CNP, _CUT_PENDING, _CUT_AT = CcQp.ALPHA_AT, CcQp.ALPHA_CNP, CcQp.CUT_PENDING, CcQp.CUT_AT
 _CUT_BASE, _NEXT_INC, _T_STAGE = CcQp.CUT_BASE, CcQp.NEXT_INCREASE, CcQp.TIMER_STAGE
-_B_STAGE, _BYTES = CcQp.BYTE_STAGE, CcQp.BYTES
+_B_STAGE, _BYTES, _WEIGHT = CcQp.BYTE_STAGE, CcQp.BYTES, CcQp.WEIGHT
 _MACHINE, _G, _ALPHA_PS, _DECREASE_PS, _INCREASE_PS = (
     Cc.MACHINE, Cc.G, Cc.ALPHA_PS, Cc.DECREASE_PS, Cc.INCREASE_PS,
 )  # fmt: skip
@@ -98,6 +100,7 @@ def reset(qp: Floats, o: int, line_bps: float) -> None:
     qp[o + _TARGET] = line_bps
     qp[o + _LINE] = line_bps
     qp[o + _ALPHA] = 1.0
+    qp[o + _WEIGHT] = 1.0
     qp[o + _NEXT_INC] = NEVER
 
 
@@ -130,10 +133,17 @@ def _increase(cc: Floats, qp: Floats, o: int) -> None:
         hyper = low > f
         additive = high > f and not hyper
     if hyper:
-        qp[o + _TARGET] = min(qp[o + _LINE], qp[o + _TARGET] + cc[_HAI])
+        qp[o + _TARGET] = min(qp[o + _LINE], qp[o + _TARGET] + cc[_HAI] * qp[o + _WEIGHT])
     elif additive:
-        qp[o + _TARGET] = min(qp[o + _LINE], qp[o + _TARGET] + cc[_AI])
+        qp[o + _TARGET] = min(qp[o + _LINE], qp[o + _TARGET] + cc[_AI] * qp[o + _WEIGHT])
     qp[o + _RATE] = (qp[o + _RATE] + qp[o + _TARGET]) / 2.0
+
+
+@inner
+def _kept(qp: Floats, o: int) -> float:
+    """The share of the rate that a cut leaves: 1 - alpha / 2 / weight, but half at least."""
+    share: float = max(0.5, 1.0 - qp[o + _ALPHA] / 2.0 / qp[o + _WEIGHT])
+    return share
 
 
 @inner
@@ -150,7 +160,7 @@ def advance(cc: Floats, qp: Floats, o: int, t: float) -> None:
             _alpha_to(cc, qp, o, cut_at)
             if cc[_CLAMP] != 0.0 or qp[o + _T_STAGE] != 0.0:
                 qp[o + _TARGET] = qp[o + _RATE]
-            qp[o + _RATE] = max(cc[_MIN], qp[o + _RATE] * (1.0 - qp[o + _ALPHA] / 2.0))
+            qp[o + _RATE] = max(cc[_MIN], qp[o + _RATE] * _kept(qp, o))
             qp[o + _T_STAGE] = 0.0
             qp[o + _CUT_PENDING] = 0.0
             qp[o + _NEXT_INC] = cut_at + cc[_INCREASE_PS]
@@ -201,7 +211,7 @@ def on_cnp(cc: Floats, qp: Floats, o: int, t: float) -> None:
     # SPEC: alpha decays for every timer period without a CNP, then moves towards 1
     _alpha_to(cc, qp, o, t)
     qp[o + _TARGET] = qp[o + _RATE]
-    qp[o + _RATE] = max(cc[_MIN], qp[o + _RATE] * (1.0 - qp[o + _ALPHA] / 2.0))
+    qp[o + _RATE] = max(cc[_MIN], qp[o + _RATE] * _kept(qp, o))
     qp[o + _ALPHA] = (1.0 - cc[_G]) * qp[o + _ALPHA] + cc[_G]
     qp[o + _ALPHA_AT] = t
     qp[o + _T_STAGE] = 0.0

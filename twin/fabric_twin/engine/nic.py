@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fabric_twin.engine import dcqcn, recovery
+from fabric_twin.engine import dcqcn, progress, recovery
 from fabric_twin.engine.dcqcn import Cc, CcQp
 from fabric_twin.engine.events import free_ctl, free_packet, new_ctl, push, report, set_key, to_wire
 from fabric_twin.engine.jit import inner
@@ -253,11 +253,13 @@ def _emit(s: View, p: int, q: int, at: int, start: int) -> None:
     o = q >> CC_SHIFT
     settle(s, q, start)
     dcqcn.advance(s.cc, cc, o, float(start))
-    if cc[o + CcQp.RATE] >= cc[o + CcQp.LINE]:
+    if cc[o + CcQp.RATE] >= cc[o + CcQp.LINE] and cc[o + CcQp.CAPPED] == 0.0:
         qp[q + Qp.NEXT_AT] = start + busy
     else:
         qp[q + Qp.NEXT_AT] = start + np.int64(wire * 8e12 / cc[o + CcQp.RATE])
     dcqcn.on_bytes_sent(s.cc, cc, o, float(wire))
+    if qp[q + Qp.PROCESS] != 0 and flags & DATA:
+        progress.weigh(s, p, q)
 
     if not lost:
         qp[q + Qp.SND_NXT] = psn + 1
@@ -448,6 +450,7 @@ def host_arrival(s: View, k: int, t: int) -> None:
                 s.sc[Sc.STOP] = 1
             qp[q + Qp.RX_MSG] = s.msg[m + Msg.NEXT]
             report(s, t, E_DELIVERED, r, m)
+            progress.hear(s, q, r)
             push(s, line, back_at, ACK, q, m, generation)
         qp[r + Qp.RX_PSN] = expected + 1
         if s.sc[Sc.OPTIONS] & WINDOW:

@@ -13,6 +13,7 @@ None of this runs, and nothing is allocated, while `Sc.OPTIONS` is 0.
 
 from __future__ import annotations
 
+from fabric_twin.engine import progress
 from fabric_twin.engine.dcqcn import CcQp
 from fabric_twin.engine.events import free_ctl, new_ctl, push, report
 from fabric_twin.engine.jit import inner
@@ -207,6 +208,7 @@ def receive(s: View, q: int, r: int, psn: int, t: int, generation: int) -> None:
                 s.sc[Sc.STOP] = 1
             qp[q + Qp.RX_MSG] = s.msg[m + Msg.NEXT]
             report(s, t, E_DELIVERED, r, m)
+            progress.hear(s, q, r)
             push(s, line, back_at, ACK, q, m, generation)
         expected += 1
         if expected >= high or s.held[base + expected % HELD] == 0:

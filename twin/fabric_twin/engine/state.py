@@ -184,6 +184,7 @@ class Qp(IntEnum):
     RX_HIGH = 49  # receiver's row: one past the highest PSN that has come (selective repeat)
     OUTRANKED = 50  # its packets that wait outranked, for each hop modulo 8
     AFTER_OUTRANKED = 58
+    PROCESS = 58  # the process that it belongs to, for algorithms that know them, or 0
     COLUMNS = 64
 
 
@@ -192,6 +193,15 @@ COUNTERS = [
     Qp.RETRANSMITTED, Qp.OUT_OF_SEQUENCE, Qp.TIMEOUTS, Qp.RNR_NAKS,
 ]  # fmt: skip
 """What outlives RESET."""
+
+
+class Process(IntEnum):
+    """A process as its NIC knows it (`engine.progress`)."""
+
+    WEIGHED = 0  # its QPs share by progress
+    HEARD = 1  # 1 + the newest step that has come to it, modulo 2^10; 0: none yet
+    CAP_BPS = 2  # ceiling of the rate of each of its QPs, or 0
+    COLUMNS = 4
 
 
 class Msg(IntEnum):
@@ -279,6 +289,7 @@ class View(NamedTuple):
     ccq: F64
     cc: F64
     msg: I64
+    process: I64  # the first record is nobody's
     held: npt.NDArray[np.uint8]  # per QP: PSN mod HELD has come before its time (selective repeat)
     active: npt.NDArray[np.int32]  # per host: QPs with something to send
     out: I64
