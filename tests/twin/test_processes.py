@@ -22,7 +22,7 @@ STEP = 0xC000
 
 
 def shares(one_switch: Make, *, weighed: bool) -> list[int]:
-    """Packets that two hosts have sent to a third in 20 ms: the first lags behind the host before it, the second does not."""
+    """Packets that two hosts have sent to a third in 20 ms; the first lags, the second does not."""
     net = one_switch(hosts=5)
     processes = Processes(net.fabric)
     senders = []
