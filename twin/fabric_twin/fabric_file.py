@@ -33,7 +33,8 @@ __all__ = ["FabricFile", "load_fabric"]
 MAX_BYTES = 16 << 20
 MAX_TIER = 9
 MAX_RAIL = 249
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}", re.ASCII)
+NIC_NAME = re.compile(r".*\.r\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ class _Reader:
     def _name(self, node: yaml.Node, what: str) -> str:
         name = node.value if isinstance(node, yaml.ScalarNode) else None
         if name is None or not NAME.fullmatch(name):
-            raise _LineError(node, f"{what} must be a name of letters, digits and . _ -, 63 at most")
+            raise _LineError(node, f"{what} must be a letter and then letters, digits and . _ -, 63 in all")
         return str(name)
 
     def _number(self, node: yaml.Node | None, what: str, low: float, high: float, default: float) -> float:
@@ -238,6 +239,8 @@ class _Reader:
     def _host(self, node: yaml.Node) -> None:
         given = self._map(node, "a host", ("name", "address"), ("name",))
         name = self._name(given["name"], "name of a host")
+        if NIC_NAME.fullmatch(name):
+            raise _LineError(given["name"], f"name of a host is {name}, but .r and a number is how its NICs are called")
         self._new(given["name"], name)
         addresses = []
         if "address" in given:
