@@ -8,7 +8,7 @@ per rank, in silence. So a rank in the environment that cannot be used is an err
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ring_bench.errors import UsageError
@@ -42,13 +42,14 @@ class _Launcher:
     """Variables and values that say that all ranks are on this host; "=world" stands for the world's size."""
 
 
+_PMI = _Launcher("pmi", "PMI_RANK", "PMI_SIZE", (("MPI_LOCALNRANKS", "=world"), ("PMI_LOCAL_SIZE", "=world")))
 _PMIX = _Launcher("PMIx", "PMIX_RANK", None)
 _SRUN = _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", (("SLURM_STEP_NUM_NODES", "1"),))
 _LAUNCHERS = (
     _Launcher("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", (("OMPI_COMM_WORLD_LOCAL_SIZE", "=world"),)),
     _Launcher("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", (("MV2_COMM_WORLD_LOCAL_SIZE", "=world"),)),
     _Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", (("FLUX_JOB_NNODES", "1"),)),
-    _Launcher("pmi", "PMI_RANK", "PMI_SIZE", (("MPI_LOCALNRANKS", "=world"), ("PMI_LOCAL_SIZE", "=world"))),
+    _PMI,
     _Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", (("JSM_NAMESPACE_LOCAL_SIZE", "=world"),)),
     _Launcher("PALS", "PALS_RANKID", None),
     _PMIX,
@@ -106,12 +107,12 @@ def place(world: int | None, rank: int | None, master: str | None, environment: 
 
 def _launched(environment: Mapping[str, str], world: int | None) -> tuple[_Launcher, int, int] | None:
     """Give launcher, rank and size of a world that is spread over processes; None: nothing started more than one."""
-    explained = set()
+    explained: set[str] = set()
     for launcher in _LAUNCHERS:
         if launcher.rank not in environment:
             continue
-        if launcher is _PMIX and ("OMPI_COMM_WORLD_RANK" in explained or _is_slurms(environment)):
-            explained.add(launcher.rank)  # the same process, told once more
+        if _is_told_again(launcher, environment, explained):
+            explained.add(launcher.rank)
             continue
         source = launcher.world if launcher.world in environment else None
         if source is None and launcher is _SRUN:  # a batch script, or a shell inside an allocation: no step
@@ -145,9 +146,16 @@ def _is_a_rank(name: str) -> bool:
     return _RANK_LIKE.fullmatch(name) is not None and _NOT_OF_THE_WORLD.search(name) is None
 
 
-def _is_slurms(environment: Mapping[str, str]) -> bool:
-    """Tell whether PMIx's server is slurmd (srun --mpi=pmix): then Slurm's own variables say more."""
-    return environment.get("PMIX_NAMESPACE", "").startswith("slurm.")
+def _is_told_again(launcher: _Launcher, environment: Mapping[str, str], explained: Collection[str]) -> bool:
+    """Tell whether the variables are those of a launcher that says more by its own: of mpirun, which has PMIx in it, or
+    of srun --mpi=pmix and --mpi=pmi2.
+    """
+    if launcher is _PMIX:
+        return "OMPI_COMM_WORLD_RANK" in explained or environment.get("PMIX_NAMESPACE", "").startswith("slurm.")
+    return launcher is _PMI and all(
+        environment.get(name) == environment.get(srun)
+        for name, srun in (("PMI_RANK", _SRUN.rank), ("PMI_SIZE", _SRUN.world or ""))
+    )
 
 
 def _way_out(name: str, advice: str) -> str:

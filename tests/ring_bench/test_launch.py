@@ -67,7 +67,17 @@ def test_next_to_pytorchs_store_there_is_a_port_at_either_side() -> None:
         ("jsrun", {"JSM_NAMESPACE_RANK": "2", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_SIZE": "4"}),
         ("mpirun", {**MPIRUN, "PMIX_RANK": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}),
         (
-            "srun",
+            "srun",  # --mpi=pmi2
+            {
+                "SLURM_PROCID": "2",
+                "SLURM_STEP_NUM_TASKS": "4",
+                "SLURM_STEP_NUM_NODES": "1",
+                "PMI_RANK": "2",
+                "PMI_SIZE": "4",
+            },
+        ),
+        (
+            "srun",  # --mpi=pmix
             {
                 "SLURM_PROCID": "2",
                 "SLURM_STEP_NUM_TASKS": "4",
@@ -100,6 +110,21 @@ def test_a_launcher_that_is_not_known_is_refused_never_a_world_of_its_own(variab
     with pytest.raises(UsageError, match=f"{variable}=0 looks as if a launcher"):
         place(4, None, None, {variable: "0", "PATH": "/bin"})
     assert place(4, 1, "h:1", {variable: "0"}).ranks == (1,)
+
+
+def test_a_heterogeneous_job_of_slurms_is_one_world() -> None:
+    """As Slurm 22.05 sets it for ``srun -n1 : -n1``: rank and number of tasks are those of the whole step."""
+    second = {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_HET_GROUP_1": "1",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+    }
+    placement = place(None, None, "n1:7000", second)
+    assert (placement.world, placement.ranks, placement.master) == (2, (1,), ("n1", 7000))
 
 
 def test_what_is_of_no_launcher_leaves_the_world_in_this_process() -> None:
