@@ -21,54 +21,28 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ring_bench.errors import ProtocolError
 from ring_bench.plan import Course, Send
+from ring_bench.rank import Rank
 from ring_bench.tag import flow_label_of_sport
 from ring_bench.verbs.api import Completion, Opcode, QpAttributes, QpState, QueuePair, connect
+from ring_bench.work_id import (
+    CREDIT,
+    GRANT,
+    KIND_SHIFT,
+    RECV,
+    SEND,
+    link_part,
+)
 
-if TYPE_CHECKING:
-    from ring_bench.rank import Rank
-
-__all__ = ["Link", "LinkQueuePairs", "Neighbour", "axis_of", "ring_of", "step_of"]
-
-SEND, RECV, CREDIT, GRANT = range(4)
-_KIND_SHIFT, _RING_SHIFT, _AXIS_SHIFT = 60, 48, 40
-_VALUE_MASK = (1 << _AXIS_SHIFT) - 1
-_AXIS_MASK = (1 << _RING_SHIFT - _AXIS_SHIFT) - 1
-_RING_MASK = (1 << _KIND_SHIFT - _RING_SHIFT) - 1
+__all__ = ["ACK_TIMEOUT", "MIN_RNR_TIMER", "RETRY_COUNT", "RNR_RETRY", "Link", "LinkQueuePairs", "Neighbour"]
 
 ACK_TIMEOUT = 17
 """4.096 us x 2^17 = 0.54 s; with 7 retries a dead peer shows within seconds."""
 RETRY_COUNT = 7
 RNR_RETRY = 6
 MIN_RNR_TIMER = 12
-
-
-def kind_of(wr_id: int) -> int:
-    """Give what a work request is: SEND, RECV, CREDIT or GRANT."""
-    return wr_id >> _KIND_SHIFT
-
-
-def ring_of(wr_id: int) -> int:
-    """Give the ring of a work request."""
-    return wr_id >> _RING_SHIFT & _RING_MASK
-
-
-def axis_of(wr_id: int) -> int:
-    """Give the axis of a work request."""
-    return wr_id >> _AXIS_SHIFT & _AXIS_MASK
-
-
-def value_of(wr_id: int) -> int:
-    """Give the step of a SEND or RECV, the serial number of a GRANT."""
-    return wr_id & _VALUE_MASK
-
-
-def step_of(wr_id: int) -> int | None:
-    """Give the step of a work request; None for those of the credit flow."""
-    return value_of(wr_id) if kind_of(wr_id) in (SEND, RECV) else None
 
 
 @dataclass(slots=True)
@@ -139,7 +113,7 @@ class Link:
         self._per_step = config.tagging == "per-step"
         self._retag = config.tagging == "retag"
         self._scaled = config.payload_scale > 1
-        self._wr_link = ring << _RING_SHIFT | axis << _AXIS_SHIFT
+        self._wr_link = link_part(ring, axis)
         # Sending edge, per slot.
         self._granted = list(out.first)
         self._idle = [True] * self._slots
@@ -158,7 +132,7 @@ class Link:
             connect(qps.send[slot], self._send_attributes(slot if sends is None else sends))
             ids = () if receives is None else self._receive_ids(receives)
             connect(qps.recv[slot], self._recv_attributes(slot if receives is None else receives), ids)
-        credits = tuple(CREDIT << _KIND_SHIFT | self._wr_link for _ in range(self._slots))
+        credits = tuple(CREDIT << KIND_SHIFT | self._wr_link for _ in range(self._slots))
         connect(
             qps.credit,
             self._attributes(self.following, self.following.numbers["grant"][0], 0, 0, 0),
@@ -196,7 +170,7 @@ class Link:
 
     def post(self, step: int, send: Send, source: int, target: int) -> None:
         """Post the writes of a step, from an offset of the own region to one of the next rank's."""
-        wr_id = SEND << _KIND_SHIFT | self._wr_link | step
+        wr_id = SEND << KIND_SHIFT | self._wr_link | step
         qp = self._qps.send[step % self._slots]
         target += self.following.address
         last = len(send.segments) - 1
@@ -236,7 +210,7 @@ class Link:
                 step=step,
             )
         self._granted[step % self._slots] = step
-        self._qps.credit.post_recv(CREDIT << _KIND_SHIFT | self._wr_link)
+        self._qps.credit.post_recv(CREDIT << KIND_SHIFT | self._wr_link)
 
     def taken(self, step: int, packets: int) -> None:
         """A step's data are taken: ready its slot for the next one and grant that."""
@@ -250,7 +224,7 @@ class Link:
             qp.modify(QpState.RESET)
             connect(qp, self._recv_attributes(following), self._receive_ids(following))
         else:
-            qp.post_recv(RECV << _KIND_SHIFT | self._wr_link | following)
+            qp.post_recv(RECV << KIND_SHIFT | self._wr_link | following)
         if self._grants_posted - self._grants_done < 2 * self._slots:
             self._post_grant(following)
         else:
@@ -266,7 +240,7 @@ class Link:
         serial = self._grants_posted
         self._grants_posted = serial + 1
         self._qps.grant.post_send(
-            GRANT << _KIND_SHIFT | self._wr_link | serial,
+            GRANT << KIND_SHIFT | self._wr_link | serial,
             Opcode.SEND_WITH_IMM,
             self._rank.region,
             0,
@@ -276,7 +250,7 @@ class Link:
         )
 
     def _receive_ids(self, step: int) -> tuple[int, ...]:
-        return (RECV << _KIND_SHIFT | self._wr_link | step,)
+        return (RECV << KIND_SHIFT | self._wr_link | step,)
 
     def _sport(self, step: int) -> int:
         config = self._plan.config

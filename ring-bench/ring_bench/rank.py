@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank: a state machine driven by completions and by the time that its computation takes.
 
-A rank takes part in all rings of its group; `RingEnd` is its part in one of them. The rank itself decides
-when an operation begins: when its computation has issued it (`ring_bench.workload`) and the one before is complete
-here in all rings, as a second call on the same stream would (release rule "count" ignores that, as it ignores the
-data). An operation is complete here when all its data are here, and if there are none (the root of a broadcast) when
-its sends are acknowledged. The rank verifies, after the next operation's first posts are out.
+A rank takes part in all rings of its group; a `RingPart` (`ring_bench.ring_end`) is its part in one of them. The rank
+itself decides when an operation begins: when its computation has issued it (`ring_bench.workload`) and the one before
+is complete here in all rings, as a second call on the same stream would (release rule "count" ignores that, as it
+ignores the data). An operation is complete here when all its data are here, and if there are none (the root of a
+broadcast) when its sends are acknowledged. The rank verifies, after the next operation's first posts are out.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import numpy as np
 
 from ring_bench.clocks import Alignment
 from ring_bench.dtypes import DATATYPES, Array, count_wrong, pattern_offset, poison
-from ring_bench.link import ring_of
 from ring_bench.plan import Plan
-from ring_bench.ring_end import RingEnd
 from ring_bench.schedule import Schedule
 from ring_bench.verbs.api import Completion, MemoryRegion, Provider
 from ring_bench.wanted import Wanted
+from ring_bench.work_id import ring_of
 from ring_bench.workload import Do, Jitter
 
-__all__ = ["Observer", "Rank", "Record"]
+__all__ = ["Observer", "Rank", "Record", "RingPart"]
 
 
 class Observer(Protocol):
@@ -35,6 +34,32 @@ class Observer(Protocol):
 
     def step(self, rank: int, ring: int, operation: int, step: int, kind: str, t_ns: int) -> None:
         """Take a step event: ``kind`` "post" or "done"; ``rank`` is the step's sender in both."""
+        ...
+
+
+class RingPart(Protocol):
+    """What a rank does in one ring; it knows its rank."""
+
+    sends_of: list[int]
+    """Number of sends in an operation of each shape."""
+    receives_of: list[int]
+    """Number of receives in an operation of each shape."""
+
+    @property
+    def missing(self) -> int | None:
+        """The first step that has not arrived; None: all have."""
+        ...
+
+    def begin(self, operation: int) -> None:
+        """Take and send what waits for the beginning of an operation."""
+        ...
+
+    def handle(self, completion: Completion) -> None:
+        """Take a successful completion. Raises ProtocolError."""
+        ...
+
+    def waiting_for(self) -> str:
+        """Say what stands out; empty: nothing."""
         ...
 
 
@@ -120,7 +145,7 @@ class Rank:
     observer: Observer | None
     current: int = -1
     """The operation that has begun last."""
-    ends: list[RingEnd] = field(default_factory=list)
+    ends: list[RingPart] = field(default_factory=list)
     deadline_ns: int | None = None
     """When the computation in progress ends, on the provider's clock; None: it does not compute."""
     record: Record = field(init=False)

@@ -16,17 +16,15 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ring_bench.dtypes import REDUCTIONS
 from ring_bench.errors import ProtocolError
-from ring_bench.link import CREDIT, RECV, SEND, Link, LinkQueuePairs, Neighbour, axis_of, kind_of, value_of
+from ring_bench.link import Link, LinkQueuePairs, Neighbour
 from ring_bench.plan import Planned, Receive
+from ring_bench.rank import Rank
 from ring_bench.schedule import Take
 from ring_bench.verbs.api import Completion
-
-if TYPE_CHECKING:
-    from ring_bench.rank import Rank
+from ring_bench.work_id import CREDIT, RECV, SEND, axis_of, kind_of, value_of
 
 __all__ = ["Ends", "RingEnd"]
 

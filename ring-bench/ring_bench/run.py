@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ring_bench.errors import CompletionError, FabricGoneError, NoProgressError, StalledError
-from ring_bench.link import ring_of, step_of
 from ring_bench.rank import Rank, Record
 from ring_bench.rendezvous import Rendezvous
 from ring_bench.setup import World
 from ring_bench.verbs.api import SUCCESS, Completion, Provider
+from ring_bench.work_id import ring_of, step_of
 from ring_bench.workload import Do
 
 __all__ = ["gather", "run_ranks"]

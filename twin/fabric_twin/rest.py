@@ -6,7 +6,7 @@ It is served on loopback only; whoever may log in to this machine may use it. Re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,18 +16,35 @@ from starlette.exceptions import HTTPException
 
 from fabric_twin.errors import FabricError, UnknownNameError
 from fabric_twin.events import Event
-from fabric_twin.verbs_service import MAX_PACE
+from fabric_twin.fabric import Fabric
+from fabric_twin.verbs_service import MAX_PACE, VerbsService
 from symphony_common.rest import BodyLimit, HostCheck, JsonRoute, KnownHosts, UnknownHost
 
-if TYPE_CHECKING:
-    from fabric_twin.daemon import Twin
-
-__all__ = ["ClockPatch", "LinkPatch", "make_app"]
+__all__ = ["ClockPatch", "LinkPatch", "Served", "make_app"]
 
 MAX_BODY_BYTES = 64 << 10
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 422: "invalid"}
 MAX_NS = 10**15
 """Eleven days of virtual time."""
+
+
+class Served(Protocol):
+    """What the API is over: a running twin (`fabric_twin.daemon.Twin`)."""
+
+    fabric: Fabric
+    service: VerbsService
+
+    def bfrt_address(self, switch: int) -> str | None:
+        """host:port of a switch's BF-Runtime server; None for one without Symphony."""
+        ...
+
+    def bfrt_address_of(self, name: str) -> str:
+        """The same by name. Raises UnknownNameError."""
+        ...
+
+    async def restart_switch(self, name: str, down_s: float) -> None:
+        """Stop a switch's BF-Runtime server and start it again with empty tables."""
+        ...
 
 
 class ClockPatch(BaseModel):
@@ -67,7 +84,7 @@ def _refusal(error: HTTPException) -> JSONResponse:
     return JSONResponse({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
 
 
-def make_app(twin: Twin) -> FastAPI:
+def make_app(twin: Served) -> FastAPI:
     """The API over a running twin."""
     app = FastAPI(title="fabric-twin", version="1", docs_url="/docs")
     app.router.route_class = JsonRoute
