@@ -50,6 +50,15 @@ def test_an_allreduce_over_the_socket_gives_exact_sums_in_shared_memory(fake_twi
     assert {count for rank in world.ranks.values() for count in rank.record.wrong} == {0}
 
 
+def test_computing_takes_virtual_time_of_the_twin_by_waits_that_time_out(fake_twin: FakeTwin) -> None:
+    config = Config(world=3, minbytes=5000, maxbytes=5000, iters=2, collective="all_gather", compute_ns=1_000_000)
+    world = run(fake_twin, config)
+    for rank in world.ranks.values():
+        assert set(rank.record.wrong) == {0}
+        assert rank.record.issue_ns[0] == 1_000_000
+        assert rank.record.issue_ns[1] == rank.record.complete_ns[0] + 1_000_000
+
+
 def test_a_turn_of_all_ranks_is_one_round_trip(fake_twin: FakeTwin) -> None:
     """All ranks start at once: their first posts leave in the same frame as the wait."""
     frames: list[int] = []

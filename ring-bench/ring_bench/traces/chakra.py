@@ -55,7 +55,7 @@ def read_binary(path: Path) -> list[dict[str, Any]]:
     """
     try:
         from chakra.schema.protobuf.et_def_pb2 import GlobalMetadata, Node
-        from chakra.src.third_party.utils.protolib import decodeMessage, openFileRd
+        from chakra.src.third_party.utils.protolib import decodeMessage
     except ImportError as error:
         raise UsageError(
             f"{path}: a binary Chakra trace needs MLCommons' library ({error}): pip install mlc-chakra, "
@@ -66,7 +66,7 @@ def read_binary(path: Path) -> list[dict[str, Any]]:
 
     nodes: list[dict[str, Any]] = []
     try:
-        with openFileRd(str(path)) as file:
+        with path.open("rb") as file:  # the library's own way to open ends the process when there is no file
             decodeMessage(file, GlobalMetadata())
             node = Node()
             while decodeMessage(file, node):
