@@ -182,9 +182,10 @@ async def test_algorithms_that_do_not_exist_are_refused(client: Raw, lab: Lab) -
 
 
 async def test_what_cannot_be_calculated_says_so(client: Raw, lab: Lab) -> None:
-    """RANDOM can be set, but not computed here: UNIMPLEMENTED; msb takes the top bits."""
+    """RANDOM can be set, but not computed here: UNIMPLEMENTED, and no seed is shown; msb takes the top bits."""
     await client.write(algorithm(client, "pre_defined", algorithm_name="RANDOM"))
     assert await refused(lab, computed(client)) == [12]
+    assert "seed" not in client.n.show((await client.read(default_of(client, "sig_hash.algorithm")))[0])
     await client.write(algorithm(client, "pre_defined", algorithm_name="CRC_64", msb=True))
     await client.write(slices(client, {QPN: [{"order": 1}]}))
     crc = PREDEFINED["CRC_64"].of(bytes([0x00, 0x12, 0x34]))

@@ -8,6 +8,7 @@ what differs from the program's.
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -218,17 +219,13 @@ class HashAlgorithm(_Keyless):
             )
 
     def shown(self) -> p.TableData:
-        """The action with all its fields."""
+        """The action with its fields; without the seed where the algorithm's own is not known."""
         settings = self.hash.settings
         action = self.spec.action_named(settings.action)
-        values = {**settings.algorithm, "seed": self._seed()}
+        values = dict(settings.algorithm)
+        with contextlib.suppress(BfError):  # an algorithm that cannot be calculated here
+            values["seed"] = self.hash.seed & 0xFFFFFFFF
         return codec.encode_data(action, codec.specs_of(self.spec, action).values(), values)
-
-    def _seed(self) -> int:
-        try:
-            return self.hash.seed & 0xFFFFFFFF
-        except BfError:  # an algorithm that is not emulated has no linear part here
-            return 0
 
 
 class HashCompute(Table):
