@@ -10,16 +10,16 @@ action pick_op()  { ig_md.delta = ig_md.d_op; }
 action pick_oth() { ig_md.delta = ig_md.d_oth; }
 
 Register<score_t, state_t>(N_STATE) score;
-RegisterAction2<score_t, state_t, bit<1>, int<32>>(score) score_add = {   // line 2: UpdateTrafficStats
-  void apply(inout score_t v, out bit<1> up, out int<32> closed) {
-    up = 0; closed = 0;
+RegisterAction2<score_t, state_t, int<32>, bit<1>>(score) score_add = {   // line 2: UpdateTrafficStats
+  void apply(inout score_t v, out int<32> closed, out bit<1> up) {
+    closed = 0; up = 0;
     v.score = v.score + ig_md.delta;
     v.count = v.count + 1;
   }
 };
-RegisterAction2<score_t, state_t, bit<1>, int<32>>(score) score_close = {
-  void apply(inout score_t v, out bit<1> up, out int<32> closed) {
-    up = 0; closed = 0;
+RegisterAction2<score_t, state_t, int<32>, bit<1>>(score) score_close = {
+  void apply(inout score_t v, out int<32> closed, out bit<1> up) {
+    closed = 0; up = 0;
     if (v.score >= 0 && v.count > ig_md.n_sample) { up = 1; }             // eq. 5
     if (v.count > ig_md.n_sample) { closed = v.count; }                   // sample guard: Cnt_total > N_sample
     v.score = ig_md.delta; v.count = 1;

@@ -6,19 +6,20 @@
 // circle apart count as "behind". The relation is taken against step_min before this packet changes it.
 
 // mn = step_min, mx = step_max (for the degree of overlap; the agent lowers it again), both step << 22 | 1. A
-// RegisterAction may have one conditional flag, so "lag" returns the step itself, whose bit 0 is always 1.
+// RegisterAction may have one conditional flag, so "lag" returns the step itself, whose bit 0 is always 1. The
+// widest result comes first: the compiler cuts all results to the width of the first, without a word.
 Register<steps_t, state_t>(N_STATE) steps;
-RegisterAction2<steps_t, state_t, bit<1>, int<32>>(steps) steps_packet = {
-  void apply(inout steps_t v, out bit<1> ahead, out int<32> lag) {
-    ahead = 0; lag = 0;
+RegisterAction2<steps_t, state_t, int<32>, bit<1>>(steps) steps_packet = {
+  void apply(inout steps_t v, out int<32> lag, out bit<1> ahead) {
+    lag = 0; ahead = 0;
     if (ig_md.step - v.mn > 0) { ahead = 1; }                             // line 11: outpacing
     if (ig_md.step - v.mn < 0) { lag = ig_md.step; v.mn = ig_md.step; }   // lines 6-7: lazy correction
     if (ig_md.step - v.mx > 0) { v.mx = ig_md.step; }
   }
 };
-RegisterAction2<steps_t, state_t, bit<1>, int<32>>(steps) steps_last = {
-  void apply(inout steps_t v, out bit<1> ahead, out int<32> lag) {
-    ahead = 0; lag = 0;
+RegisterAction2<steps_t, state_t, int<32>, bit<1>>(steps) steps_last = {
+  void apply(inout steps_t v, out int<32> lag, out bit<1> ahead) {
+    lag = 0; ahead = 0;
     if (ig_md.step - v.mn > 0) { ahead = 1; }
     v.mn = ig_md.step_next;                                               // lines 3-4: optimistic advance
     if (ig_md.step - v.mx > 0) { v.mx = ig_md.step; }

@@ -53,14 +53,14 @@ control Ingress(inout headers_t hdr, inout ig_md_t ig_md, in ingress_intrinsic_m
         prepare2();
         ig_md.base = flow_base_get.execute(slot_hash.get({ig_md.flow_src, ig_md.flow_dst, hdr.bth.qpn}));
         ig_md.expired = window_check.execute(ig_md.state);
-        if (ig_md.last == 1) { ig_md.ahead = steps_last.execute(ig_md.state, ig_md.lag); }
-        else { ig_md.ahead = steps_packet.execute(ig_md.state, ig_md.lag); }
+        if (ig_md.last == 1) { ig_md.lag = steps_last.execute(ig_md.state, ig_md.ahead); }
+        else { ig_md.lag = steps_packet.execute(ig_md.state, ig_md.ahead); }
         relative();
         if (ig_md.ahead == 1) { pick_op(); job_outpacing.count(ig_md.job); } else { pick_oth(); }
         job_all.count(ig_md.job);
         psn_rec_update.apply();
-        if (ig_md.expired == 1) { ig_md.up = score_close.execute(ig_md.state, ig_md.closed); }
-        else { ig_md.up = score_add.execute(ig_md.state, ig_md.closed); }
+        if (ig_md.expired == 1) { ig_md.closed = score_close.execute(ig_md.state, ig_md.up); }
+        else { ig_md.closed = score_add.execute(ig_md.state, ig_md.up); }
         alpha_update.apply();
         log2_psn.apply();
         log2_psn_rec.apply();

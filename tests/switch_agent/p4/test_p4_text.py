@@ -315,6 +315,15 @@ def test_a_register_action_has_one_conditional_flag(p4: P4Text) -> None:
             assert len(flags) <= 1, name
 
 
+def test_the_widest_result_of_a_register_action_comes_first(p4: P4Text) -> None:
+    """The compiler cuts every result to the width of the first (``closed`` lost all but one bit that way)."""
+    for actions in p4.register_actions().values():
+        for name, text in actions.items():
+            widths = [int(width) for width in re.findall(r"out \w+<(\d+)> \w+", text)]
+            assert widths, name
+            assert widths[0] == max(widths), name
+
+
 def test_bridge_fields_are_whole_bytes(p4: P4Text) -> None:
     """Fields that different sources write must not share a byte."""
     assert {field.width % 8 for field in p4.headers[0].fields} == {0}

@@ -191,6 +191,18 @@ def test_check_accepts_the_compilers_file(tmp_path: Path, capsys: pytest.Capture
     assert captured.err == ""
 
 
+def test_the_order_of_the_snapshots_is_free() -> None:
+    """The compiler takes it from memory addresses; an id that is neither gress's is a difference."""
+    document = bfrt_json()
+    cfg = next(table for table in document["tables"] if table["table_type"] == "SnapshotCfg")
+    egress, ingress = cfg["depends_on"]
+    cfg["depends_on"] = [ingress, egress]
+    cfg["id"] = cfg["id"] & ~0xFFFFFF | ingress & 0xFFFFFF
+    assert differences(document, bfrt_json()) == []
+    cfg["id"] ^= 1
+    assert any(line.startswith("tables/pipe.snapshot.cfg/id") for line in differences(document, bfrt_json()))
+
+
 def test_check_names_every_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A renamed table, a width and a size are each reported by path, and the exit code is 1."""
     document = copy.deepcopy(program_json(build_program()))
