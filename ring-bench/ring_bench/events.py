@@ -17,6 +17,7 @@ The bearer token comes from the environment variable SYMPHONY_EVENTS_TOKEN.
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import urllib.error
@@ -130,8 +131,12 @@ class EventSender:
         except urllib.error.HTTPError as error:
             self._complain(f"it answers {error.code} {error.reason}")
             error.close()
-        except OSError as error:
-            self._complain(str(getattr(error, "reason", error)))
+        except (
+            OSError,
+            http.client.HTTPException,
+            ValueError,
+        ) as error:  # it speaks no HTTP, or sends us on to nowhere
+            self._complain(str(getattr(error, "reason", error)) or type(error).__name__)
         return False
 
     def _complain(self, reason: str) -> None:

@@ -35,7 +35,7 @@ from ring_bench.errors import (
 )
 from ring_bench.hosts import parse_hosts
 from ring_bench.hub import Hub
-from ring_bench.launch import Placement, place
+from ring_bench.launch import Placement, place, secret
 from ring_bench.link import ACK_TIMEOUT, MIN_RNR_TIMER, RETRY_COUNT, RNR_RETRY
 from ring_bench.output import check_writable, say, write_result_file
 from ring_bench.rendezvous import Joining, LocalRendezvous, Rendezvous, TcpRendezvous
@@ -455,7 +455,7 @@ def _execute(given: argparse.Namespace) -> FlowsResult | None:
 def _meet(plan: Plan, placement: Placement, provider: str, interrupt: Any) -> tuple[Hub | None, Rendezvous]:
     if placement.master is None:
         return None, LocalRendezvous()
-    token = os.environ.get("RING_BENCH_TOKEN")
+    token = secret("RING_BENCH_TOKEN")
     hub = Hub(placement.master, _WORLD, token=token) if 0 in placement.ranks else None
     agreement = plan.agreement() | {"provider": provider}
     joining = Joining(placement.ranks, platform.node(), os.getpid(), agreement, token)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ring_bench.errors import UsageError
 from symphony_common.addresses import checked_host, split_address, whole
+from symphony_common.tokens import read_token
 
-__all__ = ["DEFAULT_PORT", "Placement", "place"]
+__all__ = ["DEFAULT_PORT", "Placement", "place", "secret"]
 
 DEFAULT_PORT = 29517
 _LAST_PORT = 0xFFFF
@@ -61,6 +62,18 @@ _LAUNCHERS = (
 _RANK_LIKE = re.compile(r"(?:[A-Z0-9_]*_)?(?:RANK|RANKID|PROCID)")
 _NOT_OF_THE_WORLD = re.compile(r"(?:^|_)(?:LOCAL|NODE|GROUP|ROLE)_RANK")
 """Ranks among fewer than all: they stand beside the one that counts."""
+
+
+def secret(variable: str) -> str | None:
+    """Give the token in an environment variable; None where it is unset.
+
+    Raises:
+        UsageError: What is there is no token (`symphony_common.tokens`).
+    """
+    try:
+        return read_token(None, variable)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def place(world: int | None, rank: int | None, master: str | None, environment: Mapping[str, str]) -> Placement:

@@ -23,7 +23,7 @@ from ring_bench.config import Config
 from ring_bench.errors import InterruptedRunError, OutputError, ResultWriteError, RingBenchError, RunError, UsageError
 from ring_bench.events import EventSender
 from ring_bench.hub import Hub
-from ring_bench.launch import Placement
+from ring_bench.launch import Placement, secret
 from ring_bench.rank import Record
 from ring_bench.rendezvous import Joining, LocalRendezvous, Rendezvous, TcpRendezvous
 from ring_bench.results import (
@@ -165,7 +165,7 @@ class Session:
                 clock=self._provider.clock,
                 host=platform.node(),
                 group_of={rank: number for number, group in enumerate(config.groups) for rank in group},
-                token=os.environ.get("SYMPHONY_EVENTS_TOKEN"),
+                token=secret("SYMPHONY_EVENTS_TOKEN"),
                 warn=lambda line: self.err(f"ring-bench: warning: {line}"),
                 shift_ns=shift_ns,
             )
@@ -188,7 +188,7 @@ class Session:
         placement = self.placement
         if placement.master is None:
             return
-        token = os.environ.get("RING_BENCH_TOKEN")
+        token = secret("RING_BENCH_TOKEN")
         if self._leads:
             self._hub = Hub(placement.master, placement.world, token=token)
         agreement = {**self.config.agreement(), "version": version(), "provider": self.options.provider}

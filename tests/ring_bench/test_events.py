@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,12 +68,12 @@ def sender(url: str, warnings: list[str], **options: Any) -> EventSender:
 
 
 def test_a_run_sends_every_step_collective_and_the_result(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SYMPHONY_EVENTS_TOKEN", "s3cret")
+    monkeypatch.setenv("SYMPHONY_EVENTS_TOKEN", "s3cret-of-the-job")
     arguments = "--provider loopback --world 4 --split %2 --rings 2 -b 4K -n 3 -w 1 --events"
     with pytest.raises(SystemExit) as left:
         main([*arguments.split(), agent.url])
     assert left.value.code == 0
-    assert agent.tokens == {"Bearer s3cret"}
+    assert agent.tokens == {"Bearer s3cret-of-the-job"}
     # 4 ranks, 2 rings, 4 iterations of 2 steps, a post and a completion each.
     assert len(agent.events) == 4 * 2 * 4 * 2 * 2
     posts = {tuple(event[:5]): event[6] for event in agent.events if event[5] == "post"}
@@ -109,6 +110,37 @@ def test_an_agent_that_refuses_costs_one_warning_and_counts_as_dropped(agent: Ag
     assert events.close({"x": 1}) == 1
     assert len(warnings) == 1
     assert "401" in warnings[0]
+
+
+def test_what_answers_and_speaks_no_http_costs_one_warning() -> None:
+    """Not the thread, in silence: http.client has errors that are no OSError."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            with other.accept()[0] as caller:
+                caller.sendall(b"220 mail\r\n")
+                while caller.recv(1 << 16):
+                    pass
+
+        threading.Thread(target=greet).start()
+        warnings: list[str] = []
+        events = sender(f"http://127.0.0.1:{other.getsockname()[1]}/x", warnings)
+        events.step(0, 0, 0, 0, "post", 1)
+        assert events.close(None) == 1
+    assert len(warnings) == 1
+    assert "220 mail" in warnings[0]
+
+
+def test_a_token_that_no_header_can_carry_is_refused_before_the_run(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SYMPHONY_EVENTS_TOKEN", "secret-secret\nsecret")
+    with pytest.raises(SystemExit) as left:
+        main(["--provider", "loopback", "--world", "2", "-b", "1K", "-n", "1", "--events", agent.url])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert "SYMPHONY_EVENTS_TOKEN holds no token" in error
+    assert "secret" not in error
 
 
 def test_an_agent_that_is_not_there_does_not_fail_the_run(capsys: pytest.CaptureFixture[str]) -> None:
