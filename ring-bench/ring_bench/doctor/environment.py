@@ -57,6 +57,9 @@ def check_abi(on: Examination) -> Iterator[Finding]:
         yield error(
             "abi", "", "the loader finds no libibverbs.so.1", "apt-get install libibverbs1 ibverbs-providers rdma-core"
         )
+    elif not exported:
+        evidence = f"{library} cannot be read, or names no private interface: whether pyverbs fits is not known"
+        yield unknown("abi", "", evidence, "dpkg -l libibverbs1 python3-pyverbs: one version of both")
     elif not wanted:
         yield unknown(
             "abi",

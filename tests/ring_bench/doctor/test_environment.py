@@ -158,3 +158,13 @@ def test_a_capability_of_a_user_namespace_lifts_no_limit(host: FakeHost) -> None
     host.write("proc/self/uid_map", "         0       1000          1")
     host.one("memlock", Severity.ERROR)
     assert "in a user namespace only" in host.one("capabilities", Severity.OK).evidence
+
+
+def test_a_library_that_cannot_be_read_is_not_called_of_another_version(host: FakeHost) -> None:
+    (host.root / "libibverbs.so.1").unlink()
+    assert "not known" in host.one("abi", Severity.UNKNOWN).evidence
+
+
+def test_capabilities_that_the_kernel_does_not_tell_are_unknown_not_none(host: FakeHost) -> None:
+    host.write("proc/self/status", "Name:\tpython\n")
+    host.one("capabilities", Severity.UNKNOWN)
