@@ -71,6 +71,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="packets of one job, e.g. train=10.0.0.0/24,*,0xc400/0xfc00; may be given several times, the first "
         "match wins; packets that match none belong to the job of their tag",
     )
+    steps = parser.add_argument_group("steps without tags (NCCL, MPI, perftest)")
+    steps.add_argument(
+        "--infer-steps",
+        action="store_true",
+        help="find the steps from the messages of the QPs: rings, overlap, laggards, collectives and their times",
+    )
+    steps.add_argument("--messages-per-step", type=int, metavar="N", help="if known; else it is found out")
+    steps.add_argument(
+        "--qp-groups",
+        type=int,
+        metavar="N",
+        help="N QPs of one sender and receiver take turns, step by step (1: none do); else it is found out",
+    )
     group = parser.add_argument_group("Symphony's parameters (docs/p4.md); each overrides that of the variant")
     group.add_argument("--variant", choices=tuple(VARIANTS), default="paper", help="base of the values (paper)")
     group.add_argument("--gate", action=argparse.BooleanOptionalAction, help="mark only if the queue is not empty")
@@ -116,6 +129,9 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
         rules=tuple(parse_rule(text) for text in args.job),
         seed=args.seed,
         window_ms=args.window_ms,
+        infer_steps=args.infer_steps,
+        messages_per_step=args.messages_per_step,
+        qp_groups=args.qp_groups,
     )
 
 

@@ -25,4 +25,4 @@ def loop(function: _F) -> _F:
     return compiled
 
 
-dataplane.cache_for(Path(__file__).parent, Path(dataplane.__file__).parent)
+dataplane.cache_for(Path(__file__).parent, Path(__file__).parent / "steps", Path(dataplane.__file__).parent)

@@ -17,6 +17,7 @@ from switch_agent.replay.errors import OptionError
 from switch_agent.replay.jobs import JobMap, JobRule
 from switch_agent.replay.loop import SAMPLE_FIELDS, count, flush, follow, new_flows, new_tally, new_totals
 from switch_agent.replay.merge import Piece
+from switch_agent.replay.messages import MessageLog
 from switch_agent.replay.outcomes import ROCE
 from switch_agent.replay.timeline import Timeline
 
@@ -26,6 +27,7 @@ _NS_PER_S = 1e9
 _JOBS_SHOWN = 3
 _NS_PER_MS = 1e6
 _MIN_WINDOW_MS, _MAX_WINDOW_MS = 0.001, 3_600_000.0
+_MAX_GROUP = 1 << 16
 _MAX_SEED = (1 << 63) - 1
 
 
@@ -41,6 +43,9 @@ class ReplayOptions:
         rules: job rules; data packets that match none belong to the job of their tag.
         seed: of the coin, 0 .. 2^63 - 1. A packet's coin depends on it and on its place in the file only.
         window_ms: length of the timeline's windows, 0.001 ms to 1 h.
+        infer_steps: find steps without tags too.
+        messages_per_step: for that: how many messages a step has; None: found out.
+        qp_groups: for that: how many QPs of one sender and receiver take turns; None: found out.
 
     Raises:
         OptionError: a value is out of range, or scope "port" was asked for.
@@ -52,12 +57,20 @@ class ReplayOptions:
     rules: Sequence[JobRule] = ()
     seed: int = 1
     window_ms: float = 10.0
+    infer_steps: bool = False
+    messages_per_step: int | None = None
+    qp_groups: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= _MAX_SEED:
             raise OptionError(f"--seed {self.seed}: give a number from 0 to {_MAX_SEED}")
         if not (math.isfinite(self.window_ms) and _MIN_WINDOW_MS <= self.window_ms <= _MAX_WINDOW_MS):
             raise OptionError(f"--window-ms {self.window_ms}: give {_MIN_WINDOW_MS} to {_MAX_WINDOW_MS:.0f}")
+        for name, value in (("messages-per-step", self.messages_per_step), ("qp-groups", self.qp_groups)):
+            if value is not None and not self.infer_steps:
+                raise OptionError(f"--{name} is for --infer-steps: give that too")
+            if value is not None and not 1 <= value <= _MAX_GROUP:
+                raise OptionError(f"--{name} {value}: give a number from 1 to {_MAX_GROUP}")
         if self.params.scope != "job":
             raise OptionError("scope 'port' cannot be replayed: a capture does not tell the egress port")
 
@@ -111,6 +124,7 @@ class Pipeline:
         self.regs, self._lut = new_registers(1, n_jobs, N_FLOW), new_lookups(1)
         self.tally, self.totals, self._flows = new_tally(), new_totals(n_jobs), new_flows(N_FLOW)
         self.timeline = Timeline()
+        self.log = MessageLog() if options.infer_steps else None
         self._params = np.array(options.params.to_entry().values(), np.int64)
         self._samples = np.empty((max(n_captures * BATCH, n_jobs), len(SAMPLE_FIELDS)), np.int64)
         self._records = 0
@@ -137,6 +151,8 @@ class Pipeline:
             self._samples,
         )
         self._records += piece.n
+        if self.log:
+            self.log.feed(piece)
         if n_samples:
             self.timeline.add(self._samples[:n_samples])
 

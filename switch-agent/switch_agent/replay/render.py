@@ -14,11 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from switch_agent.replay.report import JobReport, ReplayReport, Window
+from switch_agent.replay.steps import Group, Inference
 
 __all__ = ["picture", "print_report"]
 
 _TIMELINE_ROWS = 20
 _JOBS_SHOWN = 10
+_LANES_SHOWN, _GROUPS_SHOWN, _MEMBERS_SHOWN = 20, 5, 16
 _WIDTH_IN, _HEIGHT_IN = 10.0, 8.0
 
 
@@ -100,9 +102,73 @@ def _timeline_table(job: JobReport) -> Table:
     return _table(title, ("from s", "overlap", "step min", "max", "packets", "outpacing", "would mark", "alpha"), rows)
 
 
+def _lanes_table(group: Group) -> Table:
+    """Up to 20 lanes: those that are most often the last."""
+    order = sorted(group.lanes, key=lambda lane: -(lane.last_share or 0.0))[:_LANES_SHOWN]
+    rows = [
+        (
+            f"{lane.src} > {lane.dst}",
+            ",".join(f"{qpn:#x}" for qpn in lane.qpns),
+            *(lane.steps, lane.messages, lane.retransmitted, lane.missing_messages),
+            "-" if lane.step_ms is None else lane.step_ms,
+            "-" if lane.last_share is None else f"{lane.last_share:.0%}",
+        )
+        for lane in group.lanes
+        if lane in order
+    ]
+    more = f", {len(rows)} of {len(group.lanes)}" if len(rows) < len(group.lanes) else ""
+    return _table(
+        f"Lanes{more} (last: share of the time with several steps under way in which it is at the lowest)",
+        ("from > to", "QP", "steps", "messages", "resent", "missing", "ms/step", "last"),
+        rows,
+    )
+
+
+def _print_inferred(inferred: Inference, console: Console) -> None:
+    """Print the groups with most lanes: what they are, how sure that is and why, lanes, collectives, overlap."""
+    shown = sorted(inferred.groups, key=lambda group: -len(group.lanes))[:_GROUPS_SHOWN]
+    for group in shown:
+        table = Table(title="Steps without tags", title_justify="left", show_header=False, box=box.SIMPLE)
+        overlap = "not told" if group.max_overlap is None else str(group.max_overlap)
+        rows = (
+            (
+                group.shape,
+                " > ".join(group.members[:_MEMBERS_SHOWN]) + (" ..." if group.members[_MEMBERS_SHOWN:] else ""),
+            ),
+            ("messages per step", str(group.messages_per_step)),
+            ("confidence", f"{group.confidence:.2f}"),
+            *(("because" if i == 0 else "", reason) for i, reason in enumerate(group.reasons)),
+            ("largest overlap", overlap),
+            ("laggards", ", ".join(group.laggards) or "-"),
+        )
+        for name, value in rows:
+            table.add_row(name, escape(value))
+        console.print(table)
+        console.print(_lanes_table(group))
+        if group.candidates:
+            title = f"What may be collectives: {len(group.candidates)}"
+            columns = ("from s", "CCT ms", "first step", "steps", "kind")
+            found = [(f"{c.start_s:.6f}", c.cct_ms, c.first_step, c.steps, c.kind) for c in group.candidates]
+            more = [("...", "", "", "", "")] if len(found) > _TIMELINE_ROWS else []
+            console.print(_table(title, columns, [*found[:_TIMELINE_ROWS], *more]))
+        if group.timeline:
+            size = math.ceil(len(group.timeline) / _TIMELINE_ROWS)
+            runs = [group.timeline[i : i + size] for i in range(0, len(group.timeline), size)]
+            lines = [max(run, key=lambda window: window.overlap) for run in runs]
+            title = "Overlap, the largest of" + (f" {size} windows" if size > 1 else " a window")
+            figures = [(f"{line.start_s:.6f}", line.overlap, line.step_min, line.step_max) for line in lines]
+            console.print(_table(title, ("from s", "overlap", "step min", "max"), figures))
+    if len(inferred.groups) > len(shown):
+        console.print(f"Note: {len(inferred.groups) - len(shown)} more groups of lanes are in the JSON report.")
+    for note in inferred.notes:
+        console.print(f"Note: {escape(note)}")
+
+
 def print_report(report: ReplayReport, console: Console) -> None:
-    """Print capture, jobs and timelines (of the ten jobs with the most packets)."""
+    """Print capture, jobs and timelines (of the ten jobs with the most packets), and steps without tags."""
     console.print(_capture_table(report))
+    if report.inferred:
+        _print_inferred(report.inferred, console)
     if report.jobs:
         console.print(_jobs_table(report.jobs, report.settings.variant))
     for job in _largest(report.jobs):

@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switch_agent.replay.steps import Inference
+
 __all__ = [
     "CaptureInfo",
     "FileInfo",
@@ -155,6 +157,7 @@ class ReplayReport(_Model):
     capture: CaptureInfo
     settings: Settings
     roce: RoceInfo
+    inferred: Inference | None = Field(description="steps found without tags; null: not asked for")
     jobs: list[JobReport] = Field(description="jobs with packets: those of rules, then by tag")
     partial: list[str] = Field(description="what of the captures the figures do not cover; empty: all is covered")
     notes: list[str] = Field(description="what to know when reading the figures")

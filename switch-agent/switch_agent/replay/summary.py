@@ -16,6 +16,7 @@ from switch_agent.replay.forms import FORMS, SWITCH_READS
 from switch_agent.replay.jobs import JobMap
 from switch_agent.replay.links import LINK_TYPES, link_name, link_remedy
 from switch_agent.replay.loop import SAMPLE_FIELDS, JobTotals, Tally
+from switch_agent.replay.messages import MAX_FLOWS, MAX_MESSAGES
 from switch_agent.replay.outcomes import OUTCOMES, ROCE
 from switch_agent.replay.pipeline import Pipeline
 from switch_agent.replay.report import (
@@ -31,6 +32,7 @@ from switch_agent.replay.report import (
     Unmarkable,
     Window,
 )
+from switch_agent.replay.steps import Inference, infer
 
 __all__ = ["OPCODE_NAMES", "seen_instead", "summary"]
 
@@ -88,10 +90,29 @@ def summary(captures: Sequence[Capture], run: Pipeline) -> ReplayReport:
             rules=[str(rule) for rule in options.rules],
         ),
         roce=roce,
+        inferred=_inferred(run),
         jobs=reports,
         partial=_partial(captures, info),
         notes=_notes(info, roce, run, reports),
     )
+
+
+def _inferred(run: Pipeline) -> Inference | None:
+    if run.log is None:
+        return None
+    found, _ = infer(
+        run.log.flows(),
+        run.log.messages(),
+        messages_per_step=run.options.messages_per_step,
+        turns=run.options.qp_groups,
+        window_ns=run.options.window_ns,
+        base_ns=int(run.tally.clock[0]),
+    )
+    if run.log.left_out:
+        found.notes.append(
+            f"{run.log.left_out} packets were left out: more than {MAX_FLOWS} QPs or {MAX_MESSAGES} messages."
+        )
+    return found
 
 
 def _file(capture: Capture) -> FileInfo:
