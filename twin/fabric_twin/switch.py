@@ -73,6 +73,7 @@ class TwinSwitch:
         }
         self._ports = device_ports(fabric.topology, switch)
         self._installed: dict[int, InstalledEntry] = {}
+        self._uneven: set[str] = set()  # tables that differ between pipes
         for name in lookup_tables():
             install_lookup(fabric.planes.lut, self._pipeline, name, [], 0)  # as on a switch that has just started
 
@@ -130,11 +131,18 @@ class TwinSwitch:
         change = self._on_change.get(table)
         if change is not None:
             change(entries)
-            alike = len(entries.entries), entries.default
-            if any((len(pipe.entries), pipe.default) != alike for pipe in entries.pipes):
-                log.warning(
-                    "%s: %s differs between pipes: applied is what all have, and pipe 0's default", self.name, table
-                )
+            self._warn_of_pipes(table, entries)
+
+    def _warn_of_pipes(self, table: str, entries: TableSnapshot) -> None:
+        """Say once that pipes have different entries, until they agree again."""
+        alike = len(entries.entries), entries.default
+        if all((len(pipe.entries), pipe.default) == alike for pipe in entries.pipes):
+            self._uneven.discard(table)
+        elif table not in self._uneven:
+            self._uneven.add(table)
+            log.warning(
+                "%s: %s differs between pipes: applied is what all have, and pipe 0's default", self.name, table
+            )
 
     def _classification(self, snapshot: TableSnapshot) -> None:
         self._fabric.set_classifier(self._switch, _Classifier(snapshot.entries) if snapshot.entries else None)
