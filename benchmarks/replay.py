@@ -20,12 +20,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from switch_agent.replay.errors import CaptureError
 from switch_agent.replay.report import ReplayReport
+
+if TYPE_CHECKING:
+    from switch_agent.replay.pipeline import ReplayOptions
 
 SNAP = 74
 HOSTS = 32
@@ -90,14 +94,14 @@ TUNNELS = {
 }
 
 
-def best_of_three(paths: list[str], n: int) -> tuple[float, float]:
+def best_of_three(paths: list[str], n: int, options: ReplayOptions | None = None) -> tuple[float, float]:
     """Replay captures with ``n`` packets three times; return CPU and wall seconds of the best run."""
     from switch_agent.replay.replayer import ReplayOptions, replay
 
     runs = []
     for _ in range(3):
         cpu, wall = time.process_time(), time.perf_counter()
-        report = replay(paths, ReplayOptions())
+        report = replay(paths, options or ReplayOptions())
         runs.append((time.process_time() - cpu, time.perf_counter() - wall))
     check(report, n)
     return min(runs)
@@ -112,13 +116,15 @@ def speed(n: int) -> dict[str, float]:
         path, second = Path(folder) / "ring.pcap", Path(folder) / "second.pcap"
         ring_capture(path, 1000)
         ring_capture(second, 1000, seed=2)
-        replay([str(path), str(second)], ReplayOptions())  # compiles
+        replay([str(path), str(second)], ReplayOptions(infer_steps=True))  # compiles
         for name, outer in TUNNELS.items():
             ring_capture(path, n, outer=outer)
             cpu, wall = best_of_three([str(path)], n)
             suffix = "" if name == "plain" else f".{name}"
             figures[f"replay.packets_per_cpu_s{suffix}"] = round(n / cpu)
             if name == "plain":
+                infer = ReplayOptions(infer_steps=True)
+                figures["replay.packets_per_cpu_s.infer_steps"] = round(n / best_of_three([str(path)], n, infer)[0])
                 figures["replay.wall_s"] = round(wall, 3)
                 halves(path, second)
                 figures["replay.packets_per_cpu_s.merged"] = round(n / best_of_three([str(path), str(second)], n)[0])
@@ -269,7 +275,8 @@ def fuzz(n: int, seed: int = 1) -> dict[str, int]:
             path.write_bytes(fuzz_file(frames, rng, mutate_container=seen["files"] % 4 == 0))
             seen["files"] += 1
             try:
-                report = replay(str(path), ReplayOptions(step_bits=int(rng.integers(2, 15)), window_ms=1.0))
+                bits, infer_steps = int(rng.integers(2, 15)), bool(rng.integers(2))
+                report = replay(str(path), ReplayOptions(step_bits=bits, window_ms=1.0, infer_steps=infer_steps))
             except CaptureError:
                 seen["refused"] += 1
                 continue
