@@ -69,7 +69,7 @@ class Event(NamedTuple):
         if moved:
             return True, moved, ""
         if closed:
-            return None, {}, f"{', '.join(closed)} cannot be read"
+            return None, {}, f"{', '.join(closed)} cannot be read, or went backwards"
         if not any(name in deltas for name in self.telling):
             return None, {}, f"none of {len(deltas)} counters here is known to tell"
         return False, {}, ""

@@ -37,7 +37,9 @@ def check_counters(on: Examination) -> Iterator[Finding]:
     for port in on.roce:
         old = before[port.name]
         new, unreadable = _all_values(machine, port)
-        deltas = {name: value - old[name] for name, value in new.items() if name in old and not is_gauge(name)}
+        changes = {name: value - old[name] for name, value in new.items() if name in old and not is_gauge(name)}
+        deltas = {name: change for name, change in changes.items() if change >= 0}
+        unreadable += changes.keys() - deltas.keys()  # began anew meanwhile, or is no counter
         if interval > 0:
             yield from _errors(port, new, deltas, unreadable, f"within {interval:g} s")
         yield from _icrc(port, new, deltas)

@@ -222,6 +222,12 @@ def test_a_counter_of_loss_that_cannot_be_read_leaves_it_unknown(host: FakeHost)
     assert "out_of_sequence cannot be read" in host.one("counters", Severity.UNKNOWN, **ONE).evidence
 
 
+def test_a_counter_that_goes_backwards_while_watched_is_no_loss(host: FakeHost) -> None:
+    host.write(f"{HW}/out_of_sequence", 9)
+    host.while_waiting = lambda: host.write(f"{HW}/out_of_sequence", 2)
+    assert "out_of_sequence cannot be read" in host.one("counters", Severity.UNKNOWN, **ONE).evidence
+
+
 def test_bnxt_res_names_are_known(host: FakeHost) -> None:
     for name in ("out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err"):
         host.remove(f"{HW}/{name}")
