@@ -36,8 +36,8 @@ from ring_bench.errors import (
 from ring_bench.hosts import parse_hosts
 from ring_bench.hub import Hub
 from ring_bench.launch import Placement, place, secret
-from ring_bench.link import ACK_TIMEOUT, MIN_RNR_TIMER, RETRY_COUNT, RNR_RETRY
 from ring_bench.output import check_writable, say, write_result_file
+from ring_bench.plan import ACK_TIMEOUT, MIN_RNR_TIMER, RETRY_COUNT, RNR_RETRY
 from ring_bench.rendezvous import Joining, LocalRendezvous, Rendezvous, TcpRendezvous
 from ring_bench.tag import TagLayout, flow_label_of_sport
 from ring_bench.units import format_size, parse_size

@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ring_bench.errors import ProtocolError
-from ring_bench.plan import Course, Send
+from ring_bench.plan import ACK_TIMEOUT, MIN_RNR_TIMER, RETRY_COUNT, RNR_RETRY, Course, Send, first_psn
 from ring_bench.rank import Rank
 from ring_bench.tag import flow_label_of_sport
 from ring_bench.verbs.api import Completion, Opcode, QpAttributes, QpState, QueuePair, connect
@@ -36,13 +36,7 @@ from ring_bench.work_id import (
     link_part,
 )
 
-__all__ = ["ACK_TIMEOUT", "MIN_RNR_TIMER", "RETRY_COUNT", "RNR_RETRY", "Link", "LinkQueuePairs", "Neighbour"]
-
-ACK_TIMEOUT = 17
-"""4.096 us x 2^17 = 0.54 s; with 7 retries a dead peer shows within seconds."""
-RETRY_COUNT = 7
-RNR_RETRY = 6
-MIN_RNR_TIMER = 12
+__all__ = ["Link", "LinkQueuePairs", "Neighbour"]
 
 
 @dataclass(slots=True)
@@ -117,9 +111,9 @@ class Link:
         # Sending edge, per slot.
         self._granted = list(out.first)
         self._idle = [True] * self._slots
-        self._send_psn = [_first_psn(rank.number, ring, axis, slot) for slot in range(self._slots)]
+        self._send_psn = [first_psn(rank.number, ring, axis, slot) for slot in range(self._slots)]
         # Receiving edge, per slot.
-        self._recv_psn = [_first_psn(previous.rank, ring, axis, slot) for slot in range(self._slots)]
+        self._recv_psn = [first_psn(previous.rank, ring, axis, slot) for slot in range(self._slots)]
         self._grants_posted = 0
         self._grants_done = 0
         self._held_grants: deque[int] = deque()
@@ -280,8 +274,3 @@ class Link:
             rnr_retry=RNR_RETRY,
             min_rnr_timer=MIN_RNR_TIMER,
         )
-
-
-def _first_psn(sender: int, ring: int, axis: int, slot: int) -> int:
-    """Give the PSN at which a slot starts: spread out, and known to both ends without exchange."""
-    return (sender * 0x9E3779 + ring * 0x51ED27 + axis * 0x3504F3 + slot * 0x2C1B3C + 1) & 0xFFFFFF

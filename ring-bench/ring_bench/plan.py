@@ -23,10 +23,35 @@ from ring_bench.errors import UsageError
 from ring_bench.schedule import Schedule, Step, Take
 from ring_bench.workload import Action, Do
 
-__all__ = ["Course", "Layout", "Operation", "Plan", "Planned", "Receive", "Segment", "Send"]
+__all__ = [
+    "ACK_TIMEOUT",
+    "MIN_RNR_TIMER",
+    "RETRY_COUNT",
+    "RNR_RETRY",
+    "Course",
+    "Layout",
+    "Operation",
+    "Plan",
+    "Planned",
+    "Receive",
+    "Segment",
+    "Send",
+    "first_psn",
+]
 
 _ALIGN = 64
 RECEIVE_BUFFERS = 2
+
+ACK_TIMEOUT = 17
+"""4.096 us x 2^17 = 0.54 s; with 7 retries a dead peer shows within seconds."""
+RETRY_COUNT = 7
+RNR_RETRY = 6
+MIN_RNR_TIMER = 12
+
+
+def first_psn(sender: int, ring: int, axis: int, slot: int) -> int:
+    """Give the PSN at which a slot starts: spread out, and known to both ends without exchange."""
+    return (sender * 0x9E3779 + ring * 0x51ED27 + axis * 0x3504F3 + slot * 0x2C1B3C + 1) & 0xFFFFFF
 
 
 class Operation(NamedTuple):

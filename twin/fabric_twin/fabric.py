@@ -32,6 +32,7 @@ from fabric_twin.engine.state import (
     NEVER,
     PORT_SHIFT,
     RANKED,
+    UNCONNECTED,
     Ctl,
     Event,
     Msg,
@@ -59,8 +60,6 @@ PS_PER_NS = 1000
 CLOCK_ALIGN_PS = (1 << 30) * PS_PER_NS
 """A seeded run starts at a multiple of this, so that nothing depends on what ran before."""
 ACK_BYTES = MTU_HEADER_BYTES + 4
-_NONE = [Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION, Qp.CNP_HEAD, Qp.LOST_HEAD]
-"""Columns of a QP that has nothing; the others are 0."""
 Classify = Callable[[int, int, int], "tuple[int, int] | None"]
 
 
@@ -115,7 +114,8 @@ class Fabric:
         ]
         """What the way back over a link adds to the delay of an acknowledgement."""
         self.view, self.planes = new_state(preset, self.topology, seed)
-        self._free_msg = 0
+        self.free_messages = 0, len(self.view.msg) // Msg.COLUMNS
+        """Head and length of the list of free messages."""
         self._free_qps = [i * Qp.COLUMNS for i in range(QP_ROWS - 1, -1, -1)]
         kernel.run(self.view, self.planes, 0, 0)  # compiles or loads the loop: no part of anybody's run
 
@@ -155,15 +155,16 @@ class Fabric:
         self.cpu_s += time.thread_time() - began
         return reason
 
-    def _grow_pools(self) -> None:
+    def _grow_pools(self, posts: int = 0) -> None:
         """Make sure that the next event finds as many free packets and delay line entries as it may need."""
         s = self.view
-        while s.sc[Sc.FREE_PACKETS] < s.sc[Sc.MARGIN]:
+        needed = int(s.sc[Sc.MARGIN]) + posts
+        while s.sc[Sc.FREE_PACKETS] < needed:
             pool, head = grow_pool(s.pk, Packet.COLUMNS, int(s.sc[Sc.FREE_PACKET]))
             s.sc[Sc.FREE_PACKETS] += len(s.pk) // Packet.COLUMNS
             s.sc[Sc.FREE_PACKET] = head
             self.view = s = s._replace(pk=pool)
-        while s.sc[Sc.FREE_CTLS] < s.sc[Sc.MARGIN]:
+        while s.sc[Sc.FREE_CTLS] < needed:
             pool, head = grow_pool(s.ctl, Ctl.COLUMNS, int(s.sc[Sc.FREE_CTL]))
             s.sc[Sc.FREE_CTLS] += len(s.ctl) // Ctl.COLUMNS
             s.sc[Sc.FREE_CTL] = head
@@ -214,11 +215,9 @@ class Fabric:
         q = self._free_qps.pop()
         row = self._qp(q)
         generation = row[Qp.GENERATION]
-        row[:] = 0
+        row[:] = UNCONNECTED
         row[Qp.GENERATION] = (generation + 1) & 0xFFFF
         row[Qp.NIC] = host.nic << PORT_SHIFT
-        row[_NONE] = -1
-        row[Qp.CNP_AT] = -NEVER
         self._qps[q] = _QpInfo(host, qp_num)
         self._host_qps[host.index] += 1
         return q
@@ -309,10 +308,8 @@ class Fabric:
         kept = [Qp.NIC, Qp.PROCESS, *COUNTERS]
         values = row[kept].copy()
         generation = (int(row[Qp.GENERATION]) + 1) & 0xFFFF
-        row[:] = 0
+        row[:] = UNCONNECTED
         row[kept] = values
-        row[_NONE] = -1
-        row[Qp.CNP_AT] = -NEVER
         row[Qp.GENERATION] = generation
         self._qps[q].dest = None
 
@@ -351,12 +348,31 @@ class Fabric:
     def _ctl_line(self, delay_ps: int) -> int:
         line = self._ctl_lines.get(delay_ps)
         if line is None:
-            line = 4 * (int(self.view.sc[Sc.N_PAUSE_LINES]) + RTO_LINES + len(self._ctl_lines))
-            if line == len(self.view.line):
-                self.view = grow_lines(self.view)
+            self.reserve_ctl_lines(1)
+            line = sum(self.ctl_lines)
             self._ctl_lines[delay_ps] = line
             self.view.line[line] = delay_ps
         return line
+
+    @property
+    def ctl_lines(self) -> tuple[int, int]:
+        """The first delay line of acknowledgements, and the extent of those in use (one for each delay)."""
+        return 4 * (int(self.view.sc[Sc.N_PAUSE_LINES]) + RTO_LINES), 4 * len(self._ctl_lines)
+
+    @ctl_lines.setter
+    def ctl_lines(self, first_and_extent: tuple[int, int]) -> None:
+        for line in range(sum(self.ctl_lines), sum(first_and_extent), 4):
+            self._ctl_lines[int(self.view.line[line])] = line
+
+    @property
+    def ack_delays(self) -> set[int]:
+        """Delays of acknowledgements that have their line, ps."""
+        return set(self._ctl_lines)
+
+    def reserve_ctl_lines(self, more: int) -> None:
+        """Make room for acknowledgements of so many more delays."""
+        while sum(self.ctl_lines) + 4 * more > len(self.view.line):
+            self.view = grow_lines(self.view)
 
     def _route(self, q: int) -> None:
         """Path, delay of acknowledgements, hashes and classification for the QP's present 5-tuple.
@@ -390,13 +406,12 @@ class Fabric:
         if info.dest is None:
             return
         self._catch_up(q)
-        words: list[int] = []
-        for port in info.path:
-            node = self.topology.ports[port].peer
-            classify = self._classify[node] if node >= 0 else None
-            found = classify(int(info.host.address), int(info.dest.address), info.sport) if classify else None
-            words += [port << PORT_SHIFT, *(found or (-1, 0)), 0]
-        self.view.qp[q + Qp.ROUTE] = self._intern_route(tuple(words))
+        self.view.qp[q + Qp.ROUTE] = self._intern_route(info.path, info.host, info.dest, info.sport)
+
+    def route(self, src: Host, dst: Host, sport: int) -> tuple[int, int, int]:
+        """What a 5-tuple means as things are now: route, delay of acknowledgements (ps), window (bytes)."""
+        path = self.topology.path(src, dst, sport)
+        return self._intern_route(path, src, dst, sport), sum(self._ack_ps[p] for p in path), self._bdp(path)
 
     def _bdp(self, path: list[int]) -> int:
         """Bytes of a path's base RTT at its lowest rate, as HPCC's ns-3 code has it: the RTT is twice the propagation
@@ -407,8 +422,15 @@ class Fabric:
         rtt_us = sum(2 * info.delay_us for info in ports) + sum(self.preset.mtu * 8 / rate for rate in bits_per_us)
         return int(rtt_us * min(bits_per_us) / 8)
 
-    def _intern_route(self, words: tuple[int, ...]) -> int:
+    def _intern_route(self, path: list[int], src: Host, dst: Host, sport: int) -> int:
         """Where the route lives; many QPs share one, and there are not many different ones."""
+        flat: list[int] = []
+        for port in path:
+            node = self.topology.ports[port].peer
+            classify = self._classify[node] if node >= 0 else None
+            found = classify(int(src.address), int(dst.address), sport) if classify else None
+            flat += [port << PORT_SHIFT, *(found or (-1, 0)), 0]
+        words = tuple(flat)
         start = self._routes.get(words)
         if start is None:
             start = self._routes_end
@@ -423,17 +445,10 @@ class Fabric:
 
     def post(self, q: int, length: int, *, write: bool, imm: bool, signaled: bool) -> int:
         """Send a message of `length` bytes on the wire; returns its number."""
-        self._grow_pools()
+        self.reserve(1)
         s = self.view
-        m = self._free_msg
-        after = int(s.msg[m + Msg.NEXT])
-        if after < 0:
-            n = len(s.msg)
-            pool, head = grow_pool(s.msg, Msg.COLUMNS, -1)
-            self.view = s = s._replace(msg=pool)
-            after = head
-            assert head == n
-        self._free_msg = after
+        m, free = self.free_messages
+        self.free_messages = int(s.msg[m + Msg.NEXT]), free - 1
         flags = (M_DATA if write else 0) | (M_IMM if imm else 0) | (M_SIGNALED if signaled else 0)
         s.msg[m + Msg.BYTES] = length
         s.msg[m + Msg.FLAGS] = flags | (M_WRITE_IMM if write and imm else 0)
@@ -442,8 +457,19 @@ class Fabric:
 
     def free_message(self, m: int) -> None:
         """The message is over; its number may be used again."""
-        self.view.msg[m + Msg.NEXT] = self._free_msg
-        self._free_msg = m
+        head, free = self.free_messages
+        self.view.msg[m + Msg.NEXT] = head
+        self.free_messages = m, free + 1
+
+    def reserve(self, posts: int) -> None:
+        """Make room for so many posts without a call of this between them."""
+        self._grow_pools(posts)
+        head, free = self.free_messages
+        while free < posts:
+            free += len(self.view.msg) // Msg.COLUMNS
+            pool, head = grow_pool(self.view.msg, Msg.COLUMNS, head)
+            self.view = self.view._replace(msg=pool)
+        self.free_messages = head, free
 
     # ---------------------------------------------------------------------------------------- switches
 

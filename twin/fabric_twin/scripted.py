@@ -14,23 +14,29 @@ posts, queue pairs, credits and completions (tests compare the traces). Inputs a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fabric_twin.engine import kernel, script
+from fabric_twin.errors import ConfigError
 from fabric_twin.fabric import Fabric, Stats
-from fabric_twin.presets import Preset
+from fabric_twin.presets import Preset, get_preset
+from fabric_twin.script_layout import PlacedJob, ScriptedRanks, plan_of
 from fabric_twin.workload import Job
 from ring_bench.overlap import StepChange, overlap_history, summarise
+from ring_bench.schedule import Schedule
+from ring_bench.workload import Do
 from switch_agent.dataplane.params import SymphonyParams
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["STEP", "At", "JobResult", "RunResult", "Simulation", "simulate"]
+
+Times = npt.NDArray[np.int64]
+PS_PER_NS = 1000
 
 STEP = np.dtype(
     [
@@ -60,26 +66,58 @@ class At:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of one job.
+    """What became of one job. Times are ns from the run's start; -1: did not happen.
 
     Attributes:
         name: of the job.
-        steps: of one collective, in each ring.
-        groups: world ranks of each group.
-        collectives: int64 [collective, group, 2]: first post and last completion over all ranks, ns from the run's
-            start; -1: not complete.
-        marked: packets that the ToRs marked for it, by reason: "symphony", "queue"; empty without entries.
-        packets: packets of it that the ToRs saw: "all", "outpacing".
-        failure: why it did not complete; None: it did.
+        groups: world ranks of each group, in ring order.
+        operations: [collective, 2]: first step and number of steps of each collective, in the order of the run.
+        posted_ns: [ring, rank, step]: first post by the sending rank.
+        delivered_ns: [ring, rank, step]: completion at the receiver of what `rank` sent.
+        complete_ns: [rank, collective]: when it was complete there.
+        mark_ns: [rank, i]: when the rank started, and when each iteration of a trace had ended there.
+        failure: why the job did not complete; None: it did.
     """
 
     name: str
-    steps: int
     groups: list[list[int]]
-    collectives: npt.NDArray[np.int64]
-    marked: Mapping[str, int]
-    packets: Mapping[str, int]
+    operations: Times
+    posted_ns: Times
+    delivered_ns: Times
+    complete_ns: Times
+    mark_ns: Times
     failure: str | None
+
+    @property
+    def collectives_ns(self) -> Times:
+        """[collective, group, 2]: first post and last completion over all ranks and rings; -1: not complete."""
+        times = np.full((len(self.operations), len(self.groups), 2), -1, dtype=np.int64)
+        for number, (first, steps) in enumerate(self.operations.tolist()):
+            for place, group in enumerate(self.groups):
+                posted = self.posted_ns[:, group, first : first + steps]
+                delivered = self.delivered_ns[:, group, first : first + steps]
+                if self.complete_ns[group, number].min() >= 0 and (posted >= 0).any():
+                    times[number, place] = posted[posted >= 0].min(), delivered.max()
+        return times
+
+    @property
+    def cct_ns(self) -> Times:
+        """Completion time of each collective, [collective, group]; -1: not complete."""
+        begin, end = np.moveaxis(self.collectives_ns, -1, 0)
+        return np.where(end < 0, -1, end - begin)
+
+    def overlap(self) -> list[tuple[int, int]]:
+        """Degree of step overlap as (time in ns, overlap from then on); see `ring_bench.overlap`."""
+        return overlap_history(self._changes())
+
+    def overlap_summary(self) -> tuple[int, float]:
+        """(largest, time-weighted mean) overlap."""
+        return summarise(self.overlap())
+
+    def _changes(self) -> Iterator[StepChange]:
+        for times, enters in ((self.posted_ns, True), (self.delivered_ns, False)):
+            for row in times.reshape(-1, times.shape[-1]):
+                yield from (StepChange(t, step, enters) for step, t in enumerate(row.tolist()) if t >= 0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +128,6 @@ class RunResult:
         fabric: name of the preset, with its changes.
         seed: of the run.
         jobs: in the order given to `simulate`.
-        trace: array of `STEP`, ordered by job, ring, rank, step.
         stats: of the engine.
         end_ns: virtual time at the end, from the run's start.
         cpu_s: processor time of the run, set-up excluded.
@@ -100,64 +137,175 @@ class RunResult:
     fabric: str
     seed: int
     jobs: list[JobResult]
-    trace: npt.NDArray[np.void]
     stats: Stats
     end_ns: int
     cpu_s: float
     setup_cpu_s: float
 
+    def job(self, name: str) -> JobResult:
+        """The job called `name`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for job in self.jobs:
+            if job.name == name:
+                return job
+        raise ConfigError(f"no job {name!r} in this run; there are {', '.join(job.name for job in self.jobs)}")
+
+    def _traces(self) -> Iterator[npt.NDArray[np.void]]:
+        for index, job in enumerate(self.jobs):
+            rings, ranks, steps = job.posted_ns.shape
+            for ring in range(rings):
+                rows = np.empty(ranks * steps, dtype=STEP)
+                rows["job"], rows["ring"] = index, ring
+                rows["rank"] = np.repeat(np.arange(ranks), steps)
+                rows["step"] = np.tile(np.arange(steps), ranks)
+                rows["posted_ns"] = job.posted_ns[ring].reshape(-1)
+                rows["delivered_ns"] = job.delivered_ns[ring].reshape(-1)
+                yield rows
+
+    @property
+    def trace(self) -> npt.NDArray[np.void]:
+        """All steps, an array of `STEP` in order of job, ring, rank, step."""
+        return np.concatenate(list(self._traces()))
+
     @property
     def trace_hash(self) -> str:
-        """SHA-256 of the trace's bytes (`STEP`, little-endian)."""
-        return hashlib.sha256(np.ascontiguousarray(self.trace).tobytes()).hexdigest()
-
-    def job(self, name: str) -> JobResult:
-        """The job called `name`."""
-        return next(job for job in self.jobs if job.name == name)
-
-    def cct_ns(self, name: str) -> npt.NDArray[np.int64]:
-        """Completion time of each collective of a job, [collective, group]; -1: not complete."""
-        times = self.job(name).collectives
-        return np.where(times[..., 1] < 0, -1, times[..., 1] - times[..., 0])
-
-    def overlap(self, name: str) -> list[tuple[int, int]]:
-        """Degree of step overlap of a job as (time in ns, overlap from then on); see `ring_bench.overlap`."""
-        index = self.jobs.index(self.job(name))
-        rows = self.trace[self.trace["job"] == index]
-        changes = [
-            StepChange(int(t), int(s), True) for t, s in zip(rows["posted_ns"], rows["step"], strict=True) if t >= 0
-        ]
-        changes += [
-            StepChange(int(t), int(s), False) for t, s in zip(rows["delivered_ns"], rows["step"], strict=True) if t >= 0
-        ]
-        return overlap_history(changes)
-
-    def overlap_summary(self, name: str) -> tuple[int, float]:
-        """(largest, time-weighted mean) overlap of a job."""
-        return summarise(self.overlap(name))
+        """SHA-256 of the bytes of `trace` (little-endian, packed)."""
+        digest = hashlib.sha256()
+        for rows in self._traces():
+            digest.update(rows.tobytes())
+        return digest.hexdigest()
 
 
 class Simulation:
     """A fabric with scripted ranks; what an `At` action gets to work on.
+
+    Args: see `simulate`.
 
     Attributes:
         fabric: links, switches, counters; may be changed between events.
         jobs: as given.
     """
 
-    def __init__(self, fabric: Preset | str, jobs: Sequence[Job], seed: int = 1, events: Sequence[At] = ()) -> None:
-        raise NotImplementedError
+    def __init__(self, fabric: Preset, jobs: Sequence[Job], seed: int = 1, events: Sequence[At] = ()) -> None:
+        began = time.process_time()
+        names = [job.name for job in jobs]
+        if not jobs or len(set(names)) < len(names):
+            raise ConfigError(f"a simulation needs jobs with names of their own, not {', '.join(names) or 'none'}")
+        for job in jobs:
+            plan_of(job, fabric.mtu)  # raises before anything has happened
+            if job.symphony is not None:
+                self.set_symphony(job.name, job.symphony)
+        self.jobs = list(jobs)
+        self.fabric = Fabric(fabric, seed)
+        self.fabric.quiesce(seed)
+        self.start_ps = self.fabric.now_ps
+        self._ranks = ScriptedRanks(self.fabric)
+        self._placed: dict[str, PlacedJob] = {}
+        self._events = sorted(events, key=lambda event: event.t_ns)
+        for job in sorted(jobs, key=lambda job: job.name):
+            if job.start_ns == 0:
+                self._placed[job.name] = self._ranks.place(job)
+        self.setup_cpu_s = time.process_time() - began
 
-    fabric: Fabric
-    jobs: list[Job]
+    @property
+    def now_ns(self) -> int:
+        """Virtual time since the run's start."""
+        return (self.fabric.now_ps - self.start_ps) // PS_PER_NS
 
     def set_symphony(self, job: str, params: SymphonyParams | None) -> None:
         """Start or stop Symphony for a job in every ToR, as the switch-agent's toggle does."""
-        raise NotImplementedError
+        raise ConfigError("scripted jobs cannot have Symphony yet")
 
     def run(self, until_ns: int | None = None) -> RunResult:
         """Run to the end of all jobs, or to `until_ns` from the start."""
-        raise NotImplementedError
+        began, setup_s = time.process_time(), 0.0
+        waiting = sorted(self.jobs, key=lambda job: (job.start_ns, job.name))
+        events = list(self._events)
+        while True:
+            now = self.now_ns
+            while events and events[0].t_ns <= now:
+                self._act(events.pop(0))
+            while waiting and waiting[0].start_ns <= now:
+                job = waiting.pop(0)
+                if job.name not in self._placed:
+                    before = time.process_time()
+                    self._placed[job.name] = self._ranks.place(job)
+                    setup_s += time.process_time() - before
+                self._ranks.begin(self._placed[job.name])
+            if not waiting and all(placed.over for placed in self._placed.values()):
+                break
+            if until_ns is not None and now >= until_ns:
+                break
+            due = [job.start_ns for job in waiting[:1]] + [event.t_ns for event in events[:1]]
+            due += [] if until_ns is None else [until_ns]
+            reason = self._ranks.run(self.start_ps + min(due) * PS_PER_NS if due else None)
+            if reason == script.JOB_OVER:
+                self._end_job(waiting)
+            elif reason == kernel.IDLE:
+                break
+        self.setup_cpu_s += setup_s
+        return self._result(time.process_time() - began - setup_s)
+
+    def _act(self, event: At) -> None:
+        event.action(self)
+
+    def _end_job(self, waiting: Sequence[Job]) -> None:
+        placed = self._ranks.take_over()
+        if placed.failure is not None or waiting or not all(other.over for other in self._ranks.jobs):
+            self._ranks.remove(placed)
+
+    def _result(self, cpu_s: float) -> RunResult:
+        return RunResult(
+            fabric=self.fabric.preset.name,
+            seed=self.fabric.seed,
+            jobs=[self._job_result(job) for job in self.jobs],
+            stats=self.fabric.stats(),
+            end_ns=self.now_ns,
+            cpu_s=cpu_s,
+            setup_cpu_s=self.setup_cpu_s,
+        )
+
+    def _job_result(self, job: Job) -> JobResult:
+        plan = plan_of(job, self.fabric.preset.mtu)
+        config = plan.config
+        placed = self._placed.get(job.name)
+        if placed is None:
+            never = np.full((config.rings, config.world, plan.steps_total), -1, dtype=np.int64)
+            posted = delivered = never
+            complete = mark = np.full((config.world, len(plan.operations)), -1, dtype=np.int64)
+            failure: str | None = "it had not started"
+        else:
+            k = self._ranks.script
+            posted, received = placed.by_rank(k.posted), placed.by_rank(k.delivered)
+            delivered = np.empty_like(received)
+            grid = Schedule(0, config.grid)
+            axis_of_shape = [plan.axes_of(shape) for shape in range(len(plan.schedules))]
+            axis_of = np.array([axis for operation in plan.operations for axis in axis_of_shape[operation.shape]])
+            for axis in plan.axes:
+                steps = np.nonzero(axis_of == axis)[0]
+                for group in config.groups:
+                    for position, number in enumerate(group):
+                        receiver = group[grid.next_rank(position, axis)]
+                        delivered[:, number, steps] = received[:, receiver, steps]
+            complete = placed.events(k.complete, placed.complete, len(plan.operations))
+            mark = placed.events(k.mark, placed.marks, 1 + sum(do is Do.MARK for do, _ in plan.actions))
+            failure = placed.failure or (None if placed.over else "it had not ended")
+        return JobResult(
+            name=job.name,
+            groups=config.groups,
+            operations=np.array([operation[1:3] for operation in plan.operations], dtype=np.int64),
+            posted_ns=self._since_start(posted),
+            delivered_ns=self._since_start(delivered),
+            complete_ns=self._since_start(complete),
+            mark_ns=self._since_start(mark),
+            failure=failure,
+        )
+
+    def _since_start(self, times_ns: Times) -> Times:
+        return np.where(times_ns < 0, -1, times_ns - self.start_ps // PS_PER_NS)
 
 
 def simulate(
@@ -173,13 +321,14 @@ def simulate(
 
     Args:
         fabric: a preset or its name.
-        jobs: what runs; all start at their `start_ns`.
+        jobs: what runs; each starts at its `start_ns`.
         seed: of the run, as ring-bench's `--seed`: everything that is random depends on it alone.
         events: what happens at which virtual time.
         until_ns: end here even if jobs are not finished (their `failure` then says so).
-        changes: fields of the preset that are to be different, as in `get_preset`.
+        changes: fields of a named preset that are to be different, as in `get_preset`.
 
     Raises:
         ConfigError: an unknown preset, host or job, or options that cannot work together; nothing has started.
     """
-    raise NotImplementedError
+    preset = get_preset(fabric, **changes) if isinstance(fabric, str) else fabric
+    return Simulation(preset, jobs, seed, events).run(until_ns)

@@ -21,7 +21,7 @@ from fabric_twin.slow_hosts import SlowHosts
 from fabric_twin.topology import Host
 from ring_bench.tag import sport_of_flow_label
 
-__all__ = ["Completion", "MemoryRegion", "QueuePair", "VerbsHub"]
+__all__ = ["Completion", "MemoryRegion", "QueuePair", "VerbsHub", "default_sport"]
 
 ACCESS = ("LOCAL_WRITE", "REMOTE_WRITE")
 MAX_QP_WR = 8192
@@ -118,6 +118,11 @@ _LIMITS = {
 }
 _WRITES = ("RDMA_WRITE", "RDMA_WRITE_WITH_IMM")
 _OPCODES = (*_WRITES, "SEND", "SEND_WITH_IMM")
+
+
+def default_sport(qp_num: int, dest_qp_num: int) -> int:
+    """The UDP source port of a QP without flow label."""
+    return 0xC000 | ((qp_num * 0x9E3779B1 ^ dest_qp_num) & 0x3FFF)
 
 
 class VerbsHub:
@@ -291,7 +296,7 @@ class VerbsHub:
         label = int(attrs.get("flow_label", 0))
         if label:
             return sport_of_flow_label(label)
-        return 0xC000 | ((qp.qp_num * 0x9E3779B1 ^ int(attrs["dest_qp_num"])) & 0x3FFF)
+        return default_sport(qp.qp_num, int(attrs["dest_qp_num"]))
 
     def modify_udp_sport(self, qp: QueuePair, sport: int) -> None:
         """What mlx5dv_modify_qp_udp_sport does: RC, in RTS, and our rule: only with the send queue drained."""

@@ -310,6 +310,12 @@ class Planes(NamedTuple):
 
 
 NEVER = 1 << 62
+UNCONNECTED = np.zeros(Qp.COLUMNS, dtype=np.int64)
+UNCONNECTED[
+    [Qp.PEER, Qp.UNA_MSG, Qp.SEND_MSG, Qp.TAIL_MSG, Qp.RX_MSG, Qp.RX_GENERATION, Qp.CNP_HEAD, Qp.LOST_HEAD]
+] = -1
+UNCONNECTED[Qp.CNP_AT] = -NEVER
+"""The row of a QP in RESET, but for its NIC, its generation and `COUNTERS`."""
 MTU_HEADER_BYTES = 62
 """Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4."""
 GAP_BYTES = 20
