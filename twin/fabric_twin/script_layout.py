@@ -8,9 +8,9 @@ delay lines and paths follow from it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from fabric_twin.engine.state import I64, NEVER, Qp
 from fabric_twin.errors import ConfigError
 from fabric_twin.fabric import Fabric
 from fabric_twin.script_tables import Tables
-from fabric_twin.topology import Host
+from fabric_twin.topology import Host, Topology
 from fabric_twin.verbs import FIRST_QPN, MAX_MSG_SZ, MAX_QP_WR, RNR_TIMER_US, default_sport
 from fabric_twin.workload import Job
 from ring_bench.errors import UsageError
@@ -29,7 +29,7 @@ from ring_bench.plan import ACK_TIMEOUT, MIN_RNR_TIMER, RETRY_COUNT, RNR_RETRY, 
 from ring_bench.schedule import Schedule
 from ring_bench.workload import Do, Jitter
 
-__all__ = ["PlacedJob", "ScriptedRanks", "plan_of"]
+__all__ = ["Edge", "PlacedJob", "ScriptedRanks", "hosts_of", "links_of", "plan_of"]
 
 _TAGGING = {"per-step": script.PER_STEP, "retag": script.RETAG, "static": script.STATIC}
 _RELEASE = {"in-order": script.IN_ORDER, "independent": script.INDEPENDENT, "count": script.COUNT}
@@ -59,6 +59,16 @@ def plan_of(job: Job, mtu: int) -> Plan:
             f"job {job.name!r} cuts a step into {plan.max_segments} segments; {MAX_QP_WR} fit a send queue"
         )
     return plan
+
+
+def hosts_of(job: Job, topology: Topology) -> list[Host]:
+    """The host of each rank.
+
+    Raises:
+        UnknownNameError: the fabric has no such host.
+    """
+    names: Iterable[str | int] = range(job.config.world) if job.hosts is None else job.hosts
+    return [topology.host(name) for name in names]
 
 
 @dataclass
@@ -143,8 +153,7 @@ class ScriptedRanks:
         fabric, k = self.fabric, self.script
         plan = plan_of(job, fabric.preset.mtu)
         config = plan.config
-        names: Iterable[str | int] = range(config.world) if job.hosts is None else job.hosts
-        hosts = [fabric.topology.host(name) for name in names]
+        hosts = hosts_of(job, fabric.topology)
         pairs = [[[self._create(host, config.slots) for _ in plan.axes] for _ in range(config.rings)] for host in hosts]
         placed = PlacedJob(
             job, plan, hosts, pairs, len(k.job), len(k.rank), len(k.posted), len(k.complete), len(k.mark)
@@ -189,7 +198,7 @@ class ScriptedRanks:
                 rnr_timer_ps=RNR_TIMER_US[MIN_RNR_TIMER] * 1_000_000,
             )  # fmt: skip
 
-        for number, before, behind, ring, place, axis in _links(plan):
+        for number, before, behind, ring, place, axis in links_of(plan):
             own, previous, following = (
                 pairs[number][ring][place],
                 pairs[before][ring][place],
@@ -286,7 +295,7 @@ class ScriptedRanks:
         owner = np.zeros(len(self.fabric.view.qp) // Qp.COLUMNS, dtype=np.int64)
         owner[: len(k.owner)] = k.owner
         index_of = {number: index for index, number in enumerate(order)}
-        for rank_number, before, behind, ring, place, axis in _links(plan):
+        for rank_number, before, behind, ring, place, axis in links_of(plan):
             index = index_of[rank_number]
             own, peer = placed.pairs[rank_number][ring][place], placed.pairs[behind][ring][place]
             row = link[index, ring, place]
@@ -440,12 +449,20 @@ class ScriptedRanks:
         fabric.ctl_lines = int(sc[S.ACK_LINE]), int(sc[S.ACK_LINES])
 
 
-def _links(plan: Plan) -> Iterable[tuple[int, int, int, int, int, int]]:
-    """All edges in the order in which ring-bench connects them.
+class Edge(NamedTuple):
+    """A rank's place along an axis of a ring."""
 
-    Yields:
-        rank, the rank before it, the rank behind it, ring, place of the axis among those in use, axis.
-    """
+    rank: int
+    before: int
+    behind: int
+    ring: int
+    place: int
+    """Of the axis among those in use."""
+    axis: int
+
+
+def links_of(plan: Plan) -> Iterator[Edge]:
+    """All edges, in the order in which ring-bench connects them."""
     config = plan.config
     grid = Schedule(0, config.grid)
     for group in config.groups:
@@ -453,4 +470,4 @@ def _links(plan: Plan) -> Iterable[tuple[int, int, int, int, int, int]]:
             for ring in range(config.rings):
                 for place, axis in enumerate(plan.axes):
                     before, behind = grid.prev_rank(position, axis), grid.next_rank(position, axis)
-                    yield number, group[before], group[behind], ring, place, axis
+                    yield Edge(number, group[before], group[behind], ring, place, axis)

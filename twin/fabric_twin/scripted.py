@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fabric_twin.engine import kernel, script
+from fabric_twin.entries import JobEntries
 from fabric_twin.errors import ConfigError
 from fabric_twin.fabric import Fabric, Stats
 from fabric_twin.presets import Preset, get_preset
-from fabric_twin.script_layout import PlacedJob, ScriptedRanks, plan_of
+from fabric_twin.script_layout import PlacedJob, ScriptedRanks, hosts_of, links_of, plan_of
 from fabric_twin.workload import Job
 from ring_bench.overlap import StepChange, overlap_history, summarise
 from ring_bench.schedule import Schedule
@@ -76,6 +77,8 @@ class JobResult:
         delivered_ns: [ring, rank, step]: completion at the receiver of what `rank` sent.
         complete_ns: [rank, collective]: when it was complete there.
         mark_ns: [rank, i]: when the rank started, and when each iteration of a trace had ended there.
+        packets: packets of it that the switches saw: "all", "outpacing"; empty without entries.
+        marked: ... that they marked: "symphony", "queue".
         failure: why the job did not complete; None: it did.
     """
 
@@ -86,10 +89,12 @@ class JobResult:
     delivered_ns: Times
     complete_ns: Times
     mark_ns: Times
+    packets: dict[str, int]
+    marked: dict[str, int]
     failure: str | None
 
     @property
-    def collectives_ns(self) -> Times:
+    def collectives(self) -> Times:
         """[collective, group, 2]: first post and last completion over all ranks and rings; -1: not complete."""
         times = np.full((len(self.operations), len(self.groups), 2), -1, dtype=np.int64)
         for number, (first, steps) in enumerate(self.operations.tolist()):
@@ -103,7 +108,7 @@ class JobResult:
     @property
     def cct_ns(self) -> Times:
         """Completion time of each collective, [collective, group]; -1: not complete."""
-        begin, end = np.moveaxis(self.collectives_ns, -1, 0)
+        begin, end = np.moveaxis(self.collectives, -1, 0)
         return np.where(end < 0, -1, end - begin)
 
     def overlap(self) -> list[tuple[int, int]]:
@@ -153,6 +158,18 @@ class RunResult:
                 return job
         raise ConfigError(f"no job {name!r} in this run; there are {', '.join(job.name for job in self.jobs)}")
 
+    def cct_ns(self, name: str) -> Times:
+        """Completion times of a job's collectives, see `JobResult.cct_ns`."""
+        return self.job(name).cct_ns
+
+    def overlap(self, name: str) -> list[tuple[int, int]]:
+        """Degree of step overlap of a job, see `JobResult.overlap`."""
+        return self.job(name).overlap()
+
+    def overlap_summary(self, name: str) -> tuple[int, float]:
+        """(largest, time-weighted mean) overlap of a job."""
+        return self.job(name).overlap_summary()
+
     def _traces(self) -> Iterator[npt.NDArray[np.void]]:
         for index, job in enumerate(self.jobs):
             rings, ranks, steps = job.posted_ns.shape
@@ -196,19 +213,27 @@ class Simulation:
             raise ConfigError(f"a simulation needs jobs with names of their own, not {', '.join(names) or 'none'}")
         for job in jobs:
             plan_of(job, fabric.mtu)  # raises before anything has happened
-            if job.symphony is not None:
-                self.set_symphony(job.name, job.symphony)
         self.jobs = list(jobs)
         self.fabric = Fabric(fabric, seed)
         self.fabric.quiesce(seed)
         self.start_ps = self.fabric.now_ps
         self._ranks = ScriptedRanks(self.fabric)
+        self._entries = JobEntries(self.fabric)
         self._placed: dict[str, PlacedJob] = {}
         self._events = sorted(events, key=lambda event: event.t_ns)
         for job in sorted(jobs, key=lambda job: job.name):
             if job.start_ns == 0:
-                self._placed[job.name] = self._ranks.place(job)
+                self._place(job)
         self.setup_cpu_s = time.process_time() - began
+
+    def _place(self, job: Job) -> None:
+        if job.tracked or job.symphony is not None:
+            plan = plan_of(job, self.fabric.preset.mtu)
+            hosts = hosts_of(job, self.fabric.topology)
+            flows = {(hosts[link.rank], hosts[link.behind]) for link in links_of(plan)}
+            self._entries.add(job.name, flows, job.config.layout.classify(job.config.job_tag), job.symphony)
+            self._ranks.refresh_paths()
+        self._placed[job.name] = self._ranks.place(job)
 
     @property
     def now_ns(self) -> int:
@@ -216,8 +241,12 @@ class Simulation:
         return (self.fabric.now_ps - self.start_ps) // PS_PER_NS
 
     def set_symphony(self, job: str, params: SymphonyParams | None) -> None:
-        """Start or stop Symphony for a job in every ToR, as the switch-agent's toggle does."""
-        raise ConfigError("scripted jobs cannot have Symphony yet")
+        """Change Symphony's parameters of a job in all switches, or stop it (None), as the switch-agent's toggle does.
+
+        Raises:
+            ConfigError: the job has no entries in the switches, or not the state that the parameters need.
+        """
+        self._entries.set_params(job, params)
 
     def run(self, until_ns: int | None = None) -> RunResult:
         """Run to the end of all jobs, or to `until_ns` from the start."""
@@ -232,7 +261,7 @@ class Simulation:
                 job = waiting.pop(0)
                 if job.name not in self._placed:
                     before = time.process_time()
-                    self._placed[job.name] = self._ranks.place(job)
+                    self._place(job)
                     setup_s += time.process_time() - before
                 self._ranks.begin(self._placed[job.name])
             if not waiting and all(placed.over for placed in self._placed.values()):
@@ -293,6 +322,7 @@ class Simulation:
             complete = placed.events(k.complete, placed.complete, len(plan.operations))
             mark = placed.events(k.mark, placed.marks, 1 + sum(do is Do.MARK for do, _ in plan.actions))
             failure = placed.failure or (None if placed.over else "it had not ended")
+        counts = self._entries.counts(job.name)
         return JobResult(
             name=job.name,
             groups=config.groups,
@@ -301,6 +331,8 @@ class Simulation:
             delivered_ns=self._since_start(delivered),
             complete_ns=self._since_start(complete),
             mark_ns=self._since_start(mark),
+            packets={kind: counts[kind] for kind in ("all", "outpacing") if counts},
+            marked={kind: counts[kind] for kind in ("symphony", "queue") if counts},
             failure=failure,
         )
 

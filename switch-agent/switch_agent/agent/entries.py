@@ -27,7 +27,8 @@ from switch_agent.bfrt.bulk import encode_register_updates
 from switch_agent.bfrt.client import Client
 from switch_agent.bfrt.requests import ALL_PIPES, Entry, Ternary, modify_update
 from switch_agent.bfrt.schema import Table
-from switch_agent.dataplane.constants import LOG_FRACTION, STEP_BITS, STEP_SHIFT
+from switch_agent.dataplane.constants import STEP_BITS, STEP_SHIFT
+from switch_agent.dataplane.params import DISABLED_LG_K
 
 __all__ = [
     "DISABLED_LG_K",
@@ -42,13 +43,6 @@ __all__ = [
     "step_word",
     "write_initial_state",
 ]
-
-DISABLED_LG_K: Final = -80 * LOG_FRACTION
-"""log2 of the gain of a disabled job: 2^-80.
-
-log2(alpha) adds at most 16 octaves and log2(psn / psn_rec) between -24 and +24, so sums lie in
-[-104, -40] octaves: above the -128 where int16 would wrap, below the -14 where thresholds begin.
-"""
 
 SEED: Final = 0
 """``window_start`` of a state block that no packet has touched yet, see :func:`write_initial_state`."""

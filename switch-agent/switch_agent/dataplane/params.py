@@ -23,6 +23,7 @@ from switch_agent.dataplane.errors import ParameterError
 from switch_agent.dataplane.lookup import log2_fixed
 
 __all__ = [
+    "DISABLED_LG_K",
     "PARAM_FIELDS",
     "PARAM_RANGES",
     "VARIANTS",
@@ -31,6 +32,13 @@ __all__ = [
     "ParamRange",
     "SymphonyParams",
 ]
+
+DISABLED_LG_K = -80 * LOG_FRACTION
+"""log2 of the gain of a disabled job: 2^-80.
+
+log2(alpha) adds at most 16 octaves and log2(psn / psn_rec) between -24 and +24, so sums lie in
+[-104, -40] octaves: above the -128 where int16 would wrap, below the -14 where thresholds begin.
+"""
 
 _FLOOR_OFF = -(1 << 15)
 _PORT_MASK = 0xFFFF
