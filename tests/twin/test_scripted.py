@@ -98,22 +98,24 @@ def real_trace(preset: Preset, jobs: Sequence[Job], seed: int, folder: Path) -> 
     """What ring-bench's own ranks do: a process's part of each job, over the verbs service."""
     path = folder / "verbs.sock"
     with serving(Fabric(preset, seed), path):
-        providers = [TwinProvider(str(path), job=job.name, rank=0, seed=seed) for job in jobs]
-        start_ns = providers[0].clock_ns()
-        worlds = []
-        for job, provider in zip(jobs, providers, strict=True):
+        providers = {job.name: TwinProvider(str(path), job=job.name, rank=0, seed=seed) for job in jobs}
+        start_ns = providers[jobs[0].name].clock_ns()
+        worlds = {}
+        for job in sorted(jobs, key=lambda job: job.name):
             ranks = range(job.config.world)
             hosts = list(ranks) if job.hosts is None else list(job.hosts)
-            worlds.append(set_up(job.config, provider, LocalRendezvous(), local_ranks=ranks, hosts=hosts))
+            worlds[job.name] = set_up(
+                job.config, providers[job.name], LocalRendezvous(), local_ranks=ranks, hosts=hosts
+            )
         threads = [
-            threading.Thread(target=run_ranks, args=(world, provider, LocalRendezvous()))
-            for world, provider in zip(worlds, providers, strict=True)
+            threading.Thread(target=run_ranks, args=(world, providers[name], LocalRendezvous()))
+            for name, world in worlds.items()
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-    rows = [row for number, world in enumerate(worlds) for row in rows_of(number, world, start_ns)]
+    rows = [row for number, job in enumerate(jobs) for row in rows_of(number, worlds[job.name], start_ns)]
     return np.array(rows, dtype=STEP)
 
 
