@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fabric_twin.engine import dcqcn, kernel
+from fabric_twin.engine import dcqcn, kernel, progress
 from fabric_twin.engine.jit import entry, inner
 from fabric_twin.engine.state import (
     CC_SHIFT,
@@ -242,7 +242,21 @@ def owner_code(link: int, kind: int, slot: int) -> int:
 # ------------------------------------------------------------------------------------------ queue pairs
 
 _KEPT = np.zeros(Qp.COLUMNS, dtype=np.bool_)
-_KEPT[[Qp.NIC, Qp.PEER, Qp.MTU, Qp.ECT, Qp.RETRY_CNT, Qp.RNR_RETRY, Qp.RNR_PS, Qp.RTO_LINE, Qp.SLOT, *COUNTERS]] = True
+_KEPT[
+    [
+        Qp.NIC,
+        Qp.PROCESS,
+        Qp.PEER,
+        Qp.MTU,
+        Qp.ECT,
+        Qp.RETRY_CNT,
+        Qp.RNR_RETRY,
+        Qp.RNR_PS,
+        Qp.RTO_LINE,
+        Qp.SLOT,
+        *COUNTERS,
+    ]
+] = True
 """What a QP still knows after RESET and a new connection to the same peer."""
 
 
@@ -258,6 +272,7 @@ def _reconnect(s: View, q: int, psn: int) -> None:
     s.qp[q + Qp.PSN_OFFSET] = psn
     s.qp[q + Qp.STATE] = 1
     dcqcn.reset(s.ccq, q >> CC_SHIFT, float(8e12 / s.port[s.qp[q + Qp.NIC] + Port.PS_PER_BYTE]))
+    progress.limit(s, q)
 
 
 @inner
