@@ -16,18 +16,21 @@ import numpy as np
 import pytest
 
 from fabric_twin.errors import ConfigError
+from fabric_twin.events import LinkDown
 from fabric_twin.fabric import Fabric
 from fabric_twin.presets import Preset, get_preset
-from fabric_twin.scripted import STEP, simulate
+from fabric_twin.scripted import STEP, At, Simulation, simulate
 from fabric_twin.verbs_service import VerbsService
 from fabric_twin.workload import Job
 from ring_bench.config import Config
 from ring_bench.overlap import StepChange, overlap_history
 from ring_bench.rendezvous import LocalRendezvous
 from ring_bench.run import run_ranks
-from ring_bench.schedule import Schedule
+from ring_bench.schedule import Collective, Schedule
 from ring_bench.setup import World, set_up
 from ring_bench.verbs.twin import TwinProvider
+from ring_bench.workload import Action, Call, Do, Trace
+from switch_agent.dataplane.params import SymphonyParams
 
 SMALL = get_preset("small")
 
@@ -142,6 +145,39 @@ def test_traces_are_equal_for_every_release_rule_and_tagging(
     assert_equal(SMALL, [Job(config=config(release=release, **SIZES, **tagging))], 3, tmp_path)
 
 
+TRAINING = Trace(
+    "buckets",
+    ("data",),
+    (Call("last", Collective.ALL_REDUCE, 300_000), Call("first", Collective.ALL_REDUCE, 500_000)),
+    (
+        Action(Do.COMPUTE, 40_000),
+        Action(Do.ISSUE, 0),
+        Action(Do.COMPUTE, 60_000),
+        Action(Do.ISSUE, 1),
+        Action(Do.COMPUTE, 10_000),
+    ),
+)
+
+
+@pytest.mark.parametrize("release", ["in-order", "independent"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"collective": "all_gather"},
+        {"collective": "reduce_scatter", "tagging": "retag"},
+        {"collective": "broadcast", "root": 3},
+        {"dims": (4, 2)},
+        {"trace": TRAINING, "compute_jitter": "normal:0.2", "minbytes": 1 << 20, "maxbytes": 1 << 20, "iters": 3},
+        {"compute_ns": 30_000, "compute_jitter": "exponential:0.5"},
+    ],
+    ids=["all_gather", "reduce_scatter", "broadcast", "grid", "training", "compute"],
+)
+def test_traces_are_equal_for_other_collectives_and_training(
+    release: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    assert_equal(SMALL, [Job(config=config(**{**SIZES, "release": release, **options}))], 4, tmp_path)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_traces_are_equal_where_steps_overlap_and_queues_mark(seed: int, tmp_path: Path) -> None:
     job = Job(config=config(world=32, split="MOD 8", minbytes=4 << 20, maxbytes=4 << 20, segment=300_000, iters=2))
@@ -238,3 +274,36 @@ def test_a_run_that_ends_early_says_so_and_keeps_what_happened() -> None:
 def test_what_cannot_run_is_refused_with_a_reason(job: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         simulate("small", [Job(**job)])
+
+
+def test_symphony_marks_when_it_is_on_and_tracking_changes_nothing() -> None:
+    """With a toggle at 5 ms the run is the same as with Symphony off until then, and another one afterwards."""
+    settings = config(world=32, split="MOD 8", minbytes=16 << 20, maxbytes=16 << 20, iters=2)
+    refined = SymphonyParams.variant("refined")
+    untracked = simulate("demo", [Job(config=settings, tracked=False)])
+    off = simulate("demo", [Job(config=settings)])
+    on = simulate("demo", [Job(config=settings, symphony=refined)])
+    late = simulate("demo", [Job(config=settings)], events=[At(5_000_000, _turn_on)])
+    assert untracked.trace_hash == off.trace_hash != on.trace_hash
+    assert untracked.jobs[0].marked == {}
+    assert off.jobs[0].marked["symphony"] == 0
+    assert off.jobs[0].packets["all"] == off.stats.data_packets == 32 * 6 * 2 * 1024
+    assert off.jobs[0].marked["queue"] > 0
+    assert on.jobs[0].marked["symphony"] > 100
+    before = off.jobs[0].posted_ns < 5_000_000
+    assert np.array_equal(late.jobs[0].posted_ns[before], off.jobs[0].posted_ns[before])
+    assert late.jobs[0].marked["symphony"] > 0
+    assert late.trace_hash not in (off.trace_hash, on.trace_hash)
+
+
+def _turn_on(running: Simulation) -> None:
+    running.set_symphony("job", SymphonyParams.variant("refined"))
+
+
+def test_a_link_that_fails_is_routed_around() -> None:
+    events = [LinkDown(kind="link-down", link="tor0->spine0", at_ms=0.2, for_ms=100, reroute_ms=0.1)]
+    job = Job(config=config(split="MOD 2", minbytes=8 << 20, maxbytes=8 << 20))
+    whole, broken = simulate("small", [job]), simulate("small", [job], events=events)
+    assert broken.jobs[0].failure is None
+    assert broken.stats.drops > 0 == whole.stats.drops
+    assert broken.end_ns > whole.end_ns

@@ -294,6 +294,13 @@ class Fabric:
         self._qps[q].sport = sport
         self._route(q)
 
+    def note_sport(self, q: int) -> None:
+        """The engine has given `q` another source port by itself: remember it."""
+        info, sport = self._qps[q], int(self.view.qp[q + Qp.SPORT])
+        if info.dest is not None and info.sport != sport:
+            info.sport = sport
+            info.path = self.topology.path(info.host, info.dest, sport)
+
     def reset_qp(self, q: int) -> None:
         """Back to RESET: unsent messages vanish, packets on their way will be ignored. Frees its messages."""
         self._grow_pools()

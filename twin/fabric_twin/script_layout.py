@@ -19,7 +19,7 @@ from fabric_twin.engine import kernel, script
 from fabric_twin.engine.script import NO_TIME, PATH_COLUMNS, Rank, S, Script
 from fabric_twin.engine.state import I64, NEVER, Qp
 from fabric_twin.errors import ConfigError
-from fabric_twin.fabric import Fabric
+from fabric_twin.fabric import RETRY_EXC, Fabric
 from fabric_twin.script_tables import Tables
 from fabric_twin.topology import Host, Topology
 from fabric_twin.verbs import FIRST_QPN, MAX_MSG_SZ, MAX_QP_WR, RNR_TIMER_US, default_sport
@@ -383,6 +383,11 @@ class ScriptedRanks:
                 delays.add(int(path[row + 1]))
         self.fabric.reserve_ctl_lines(len(delays - self.fabric.ack_delays))
 
+    def note_sports(self) -> None:
+        """Tell the fabric which source ports the script has given to queue pairs, before it works out paths anew."""
+        for q in self._numbers:
+            self.fabric.note_sport(q)
+
     def remove(self, placed: PlacedJob) -> None:
         """The job's ranks leave: their queue pairs are destroyed."""
         for pair in (pair for rings in placed.pairs for axes in rings for pair in axes):
@@ -430,11 +435,16 @@ class ScriptedRanks:
             self._leave()
 
     def take_over(self) -> PlacedJob:
-        """The job that has ended."""
+        """The job that has ended; `failure` says if it failed."""
         record = int(self.script.sc[S.JOB_OVER])
         self.script.sc[S.JOB_OVER] = -1
         placed = next(job for job in self.jobs if job.record == record)
         placed.over = True
+        kind = int(self.script.job[record + script.Job.FAILED_KIND])
+        if kind:
+            host, number = self._numbers[int(self.script.job[record + script.Job.FAILED_QP])]
+            status = "RETRY_EXC_ERR" if kind == RETRY_EXC else "RNR_RETRY_EXC_ERR"
+            placed.failure = f"QP {number:#x} of {host.name} failed with {status}"
         return placed
 
     def _enter(self) -> None:

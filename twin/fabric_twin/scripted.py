@@ -17,6 +17,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ import numpy.typing as npt
 from fabric_twin.engine import kernel, script
 from fabric_twin.entries import JobEntries
 from fabric_twin.errors import ConfigError
+from fabric_twin.events import Event
 from fabric_twin.fabric import Fabric, Stats
 from fabric_twin.presets import Preset, get_preset
 from fabric_twin.script_layout import PlacedJob, ScriptedRanks, hosts_of, links_of, plan_of
+from fabric_twin.timeline import Timeline
 from fabric_twin.workload import Job
 from ring_bench.overlap import StepChange, overlap_history, summarise
 from ring_bench.schedule import Schedule
@@ -204,9 +207,10 @@ class Simulation:
     Attributes:
         fabric: links, switches, counters; may be changed between events.
         jobs: as given.
+        timeline: the events.
     """
 
-    def __init__(self, fabric: Preset, jobs: Sequence[Job], seed: int = 1, events: Sequence[At] = ()) -> None:
+    def __init__(self, fabric: Preset, jobs: Sequence[Job], seed: int = 1, events: Sequence[At | Event] = ()) -> None:
         began = time.process_time()
         names = [job.name for job in jobs]
         if not jobs or len(set(names)) < len(names):
@@ -220,7 +224,10 @@ class Simulation:
         self._ranks = ScriptedRanks(self.fabric)
         self._entries = JobEntries(self.fabric)
         self._placed: dict[str, PlacedJob] = {}
-        self._events = sorted(events, key=lambda event: event.t_ns)
+        self.timeline = Timeline(self.fabric, [event for event in events if not isinstance(event, At)])
+        for event in events:
+            if isinstance(event, At):
+                self.timeline.at(self.start_ps + event.t_ns * PS_PER_NS, partial(event.action, self))
         for job in sorted(jobs, key=lambda job: job.name):
             if job.start_ns == 0:
                 self._place(job)
@@ -231,8 +238,8 @@ class Simulation:
             plan = plan_of(job, self.fabric.preset.mtu)
             hosts = hosts_of(job, self.fabric.topology)
             flows = {(hosts[link.rank], hosts[link.behind]) for link in links_of(plan)}
+            self._ranks.note_sports()
             self._entries.add(job.name, flows, job.config.layout.classify(job.config.job_tag), job.symphony)
-            self._ranks.refresh_paths()
         self._placed[job.name] = self._ranks.place(job)
 
     @property
@@ -252,38 +259,48 @@ class Simulation:
         """Run to the end of all jobs, or to `until_ns` from the start."""
         began, setup_s = time.process_time(), 0.0
         waiting = sorted(self.jobs, key=lambda job: (job.start_ns, job.name))
-        events = list(self._events)
+        end_ps = None if until_ns is None else self.start_ps + until_ns * PS_PER_NS
         while True:
-            now = self.now_ns
-            while events and events[0].t_ns <= now:
-                self._act(events.pop(0))
-            while waiting and waiting[0].start_ns <= now:
+            now_ps = self.fabric.now_ps
+            if self.timeline.next_ps is not None and self.timeline.next_ps <= now_ps:
+                self._carry_out_events()
+            while waiting and self._start_of(waiting[0]) <= now_ps:
                 job = waiting.pop(0)
                 if job.name not in self._placed:
                     before = time.process_time()
                     self._place(job)
                     setup_s += time.process_time() - before
                 self._ranks.begin(self._placed[job.name])
-            if not waiting and all(placed.over for placed in self._placed.values()):
+            over = all(placed.over for placed in self._placed.values())
+            if (over and not waiting) or (end_ps is not None and now_ps >= end_ps):
                 break
-            if until_ns is not None and now >= until_ns:
-                break
-            due = [job.start_ns for job in waiting[:1]] + [event.t_ns for event in events[:1]]
-            due += [] if until_ns is None else [until_ns]
-            reason = self._ranks.run(self.start_ps + min(due) * PS_PER_NS if due else None)
+            due = [self._start_of(job) for job in waiting[:1]]
+            due += [t for t in (self.timeline.next_ps, end_ps) if t is not None]
+            reason = self._ranks.run(min(due, default=None))
             if reason == script.JOB_OVER:
-                self._end_job(waiting)
+                self._end_job()
+            elif reason == kernel.STOPPED:
+                self.timeline.take(self.fabric.take_events())
             elif reason == kernel.IDLE:
+                for placed in self._placed.values():
+                    if not placed.over:
+                        placed.failure = "all its ranks wait and nothing is on its way"
                 break
         self.setup_cpu_s += setup_s
         return self._result(time.process_time() - began - setup_s)
 
-    def _act(self, event: At) -> None:
-        event.action(self)
+    def _start_of(self, job: Job) -> int:
+        return self.start_ps + job.start_ns * PS_PER_NS
 
-    def _end_job(self, waiting: Sequence[Job]) -> None:
+    def _carry_out_events(self) -> None:
+        """Events see and may change all queue pairs and routes."""
+        self._ranks.note_sports()
+        self.timeline.carry_out()
+        self._ranks.refresh_paths()
+
+    def _end_job(self) -> None:
         placed = self._ranks.take_over()
-        if placed.failure is not None or waiting or not all(other.over for other in self._ranks.jobs):
+        if len(self.jobs) > 1:  # others would meet what it leaves
             self._ranks.remove(placed)
 
     def _result(self, cpu_s: float) -> RunResult:
@@ -345,7 +362,7 @@ def simulate(
     jobs: Sequence[Job],
     *,
     seed: int = 1,
-    events: Sequence[At] = (),
+    events: Sequence[At | Event] = (),
     until_ns: int | None = None,
     **changes: Any,
 ) -> RunResult:
@@ -355,7 +372,8 @@ def simulate(
         fabric: a preset or its name.
         jobs: what runs; each starts at its `start_ns`.
         seed: of the run, as ring-bench's `--seed`: everything that is random depends on it alone.
-        events: what happens at which virtual time.
+        events: what happens at which virtual time: `At`, or events of a scenario file (`fabric_twin.events`), whose
+            times count from the run's start. There are no processes here that could be slowed down.
         until_ns: end here even if jobs are not finished (their `failure` then says so).
         changes: fields of a named preset that are to be different, as in `get_preset`.
 
