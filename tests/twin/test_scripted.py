@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fabric_twin.errors import ConfigError
+from fabric_twin.errors import ConfigError, TwinError
 from fabric_twin.events import LinkDown
 from fabric_twin.fabric import Fabric
 from fabric_twin.presets import Preset, get_preset
@@ -309,3 +309,27 @@ def test_a_link_that_fails_is_routed_around() -> None:
     early = whole.jobs[0].delivered_ns < 1_000_000
     assert np.array_equal(broken.jobs[0].delivered_ns[early], whole.jobs[0].delivered_ns[early])
     assert broken.trace_hash != whole.trace_hash
+
+
+def test_a_job_that_loses_its_path_fails_and_the_other_goes_on() -> None:
+    events = [LinkDown(kind="link-down", link="h0->tor0", at_ms=0.2, reroute_ms=None)]
+    jobs = [
+        Job(name="cut", config=config(world=4)),
+        Job(name="whole", config=config(world=4, job_tag=1, iters=9), hosts=(4, 5, 6, 7)),
+    ]
+    cut, whole = simulate("small", jobs, events=events).jobs
+    assert cut.failure is not None
+    assert "of h0 failed with RETRY_EXC_ERR" in cut.failure
+    assert (cut.cct_ns == -1).any()
+    assert whole.failure is None
+    assert (whole.cct_ns > 0).all()
+
+
+def test_unknown_names_are_refused_before_anything_runs() -> None:
+    job = Job(config=config(world=2), hosts=("h0", "h99"))
+    with pytest.raises(TwinError, match="no host 'h99'"):
+        simulate("small", [job])
+    with pytest.raises(TwinError, match="no link 'tor0->spine9'"):
+        simulate("small", [Job(config=config())], events=[LinkDown(kind="link-down", link="tor0->spine9")])
+    with pytest.raises(ConfigError, match="names of their own"):
+        simulate("small", [Job(config=config()), Job(config=config(job_tag=1))])
