@@ -84,7 +84,7 @@ def test_a_port_without_address_has_no_gid(guest: Path) -> None:
     found = errors(guest, "no-address")
     assert set(found) == {("gid", "rxe1 port 1"), ("gid-index", "rxe1 port 1")}
     assert "0: fe80::77:ff:fe00:2 rejected (link-local address)" in found["gid", "rxe1 port 1"]["evidence"]
-    assert "ip addr add ADDRESS/24 dev h1" in found["gid", "rxe1 port 1"]["fix"]
+    assert "ip addr add ADDRESS/PREFIX dev h1" in found["gid", "rxe1 port 1"]["fix"]
     assert "index 1 cannot be used: the entry is empty" in found["gid-index", "rxe1 port 1"]["evidence"]
 
 
