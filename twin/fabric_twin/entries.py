@@ -59,9 +59,16 @@ class JobEntries:
         self._jobs: dict[str, tuple[int, int, int, SymphonyParams | None]] = {}
         """Name -> Job_ID, first state block, number of blocks, parameters."""
         self._classifiers: dict[int, list[_Classifier]] = {}
+        self._ranked: set[str] = set()
 
     def add(
-        self, name: str, flows: set[tuple[Host, Host]], tag: tuple[int, int], params: SymphonyParams | None
+        self,
+        name: str,
+        flows: set[tuple[Host, Host]],
+        tag: tuple[int, int],
+        params: SymphonyParams | None,
+        *,
+        ranked: bool = False,
     ) -> None:
         """Register a job.
 
@@ -70,6 +77,7 @@ class JobEntries:
             flows: source and destination of what it sends.
             tag: value and mask of its UDP source ports.
             params: None: Symphony is off for it.
+            ranked: packets of its lagging step go first.
 
         Raises:
             ConfigError: the switches have no room for it.
@@ -98,6 +106,8 @@ class JobEntries:
             )
             self._classifiers.setdefault(switch.index, []).append(_Classifier(local, *tag, (number, state)))
             fabric.set_classifier(switch.index, _Classifiers(tuple(self._classifiers[switch.index])))
+        if ranked:
+            self._ranked.add(name)
         self._write(name, params)
 
     def set_params(self, name: str, params: SymphonyParams | None) -> None:
@@ -126,7 +136,7 @@ class JobEntries:
         if params is None:
             entry = replace(entry, lg_k=DISABLED_LG_K)
         for switch in self._fabric.topology.symphony_switches:
-            self._fabric.set_params(switch.index, number, entry.values())
+            self._fabric.set_params(switch.index, number, entry.values(), ranked=name in self._ranked)
 
     def counts(self, name: str) -> dict[str, int]:
         """Packets of a job over all switches by `KINDS`: seen, outpacing, marked by Symphony or the queue; or empty."""

@@ -31,6 +31,7 @@ from fabric_twin.fabric import Fabric, Stats
 from fabric_twin.presets import Preset, get_preset
 from fabric_twin.script_layout import PlacedJob, ScriptedRanks, hosts_of, links_of, plan_of
 from fabric_twin.timeline import Timeline
+from fabric_twin.topology import Host
 from fabric_twin.workload import Job
 from ring_bench.overlap import StepChange, overlap_history, summarise
 from ring_bench.schedule import Schedule
@@ -208,6 +209,7 @@ class Simulation:
         fabric: links, switches, counters; may be changed between events.
         jobs: as given.
         timeline: the events.
+        helpers: what actions want to find again later, by name.
     """
 
     def __init__(self, fabric: Preset, jobs: Sequence[Job], seed: int = 1, events: Sequence[At | Event] = ()) -> None:
@@ -225,6 +227,7 @@ class Simulation:
         self._entries = JobEntries(self.fabric)
         self._placed: dict[str, PlacedJob] = {}
         self.timeline = Timeline(self.fabric, [event for event in events if not isinstance(event, At)])
+        self.helpers: dict[str, object] = {}
         for event in events:
             if isinstance(event, At):
                 self.timeline.at(self.start_ps + event.t_ns * PS_PER_NS, partial(event.action, self))
@@ -238,9 +241,26 @@ class Simulation:
             plan = plan_of(job, self.fabric.preset.mtu)
             hosts = hosts_of(job, self.fabric.topology)
             flows = {(hosts[link.rank], hosts[link.behind]) for link in links_of(plan)}
+            tag = job.config.layout.classify(job.config.job_tag)
             self._ranks.note_sports()
-            self._entries.add(job.name, flows, job.config.layout.classify(job.config.job_tag), job.symphony)
+            self._entries.add(job.name, flows, tag, job.symphony, ranked=job.ranked)
         self._placed[job.name] = self._ranks.place(job)
+
+    def queue_pairs(self, job: str) -> list[list[int]]:
+        """Rows of the queue pairs of each rank of a job that has started, by world rank."""
+        return [
+            [q for axes in rings for pairs in axes for q in (*pairs.send, pairs.credit, *pairs.recv, pairs.grant)]
+            for rings in self._placed[job].pairs
+        ]
+
+    def flows(self, job: str) -> list[tuple[Host, Host]]:
+        """Sender and receiver of each edge of the rings of a job that has started."""
+        placed = self._placed[job]
+        return [(placed.hosts[edge.rank], placed.hosts[edge.behind]) for edge in links_of(placed.plan)]
+
+    def is_over(self, job: str) -> bool:
+        """The job has ended, well or not."""
+        return self._placed[job].over
 
     @property
     def now_ns(self) -> int:

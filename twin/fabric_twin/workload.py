@@ -28,6 +28,7 @@ class Job:
         name: orders jobs that act at the same virtual time, as the twin orders attached processes.
         start_ns: when its ranks start, virtual time from the run's start.
         symphony: parameters of the job in the switches; None: Symphony marks nothing for it.
+        ranked: in the switches' queues packets of its lagging step go before its others.
         tracked: it has entries in the switches, so that they count its packets, even when `symphony` is None.
 
     Raises:
@@ -40,6 +41,7 @@ class Job:
     start_ns: int = 0
     symphony: SymphonyParams | None = None
     tracked: bool = True
+    ranked: bool = False
 
     def __post_init__(self) -> None:
         if self.hosts is not None and len(self.hosts) != self.config.world:
