@@ -73,8 +73,8 @@ class LateStart(Algorithm):
 class Priority(Algorithm):
     """Strict priority for lagging steps in the switch (the paper's PQ, sections 2.3 and 4.3).
 
-    A packet whose step is not ahead of its job's step_min in a switch with Symphony goes before all others in the egress
-    queue; nothing is marked but by RED. No flow overtakes itself. The paper gives no details; this is ours.
+    A packet whose step is not ahead of its job's step_min in a switch with Symphony goes before all others in the
+    egress queue; nothing is marked but by RED. No flow overtakes itself. The paper gives no details; this is ours.
     """
 
     def job(self, job: Job) -> Job:
