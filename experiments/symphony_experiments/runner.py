@@ -9,6 +9,7 @@ worker it meets is reported, and the others go on.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -124,7 +125,7 @@ def _client(workers: int | None, scheduler: str | None, runs: int) -> Iterator[A
                 processes=True,
                 host="127.0.0.1",
                 dashboard_address=None,
-                silence_logs="error",
+                silence_logs=logging.CRITICAL,
             ) as cluster,
             Client(cluster) as client,
         ):

@@ -72,8 +72,8 @@ class WorkloadSpec(_Strict):
     """What the ranks of a job do; names are ring-bench's options."""
 
     collective: str = "all_reduce"
-    dims: str | None = None
-    """2-D rings: ``8x4``."""
+    dims: str | None = Field(default=None, pattern=r"^[1-9][0-9]*(x[1-9][0-9]*)+$")
+    """Rings over a grid of ranks, ``8x4``: the chunk is that of the first dimension."""
     ranks: int | None = Field(default=None, ge=2)
     """Ranks of the job; none: one per host of the fabric."""
     split: str | None = None

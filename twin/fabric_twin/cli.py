@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         help="which switches run Symphony: tor,spine,core (some of them), all, none",
     )
 
+    commands.add_parser("algorithms", help="list what may keep steps together in simulations, with its source")
     presets = commands.add_parser("presets", help="list fabrics and DCQCN parameter sets")
     presets.add_argument("name", nargs="?", metavar="PRESET", help="show where each of its values comes from")
     return parser
@@ -196,6 +197,14 @@ def _sources(p: Preset) -> None:
     )
 
 
+def _algorithms() -> None:
+    """Each algorithm with the first line of its docstring."""
+    from fabric_twin.algorithms import describe  # the engine takes a moment to import
+
+    for name, text in describe():
+        print(f"{name:12} {text}")
+
+
 def _presets() -> None:
     print(
         f"{'fabric':15} {'pods':>4} {'ToRs':>4} {'hosts':>5} {'NICs':>4} {'spines':>6} {'cores':>5} {'links':>9}",
@@ -230,6 +239,8 @@ def _command(argv: Sequence[str] | None) -> int:
     try:
         if args.command == "run":
             _run(args)
+        elif args.command == "algorithms":
+            _algorithms()
         elif args.name is not None:
             _sources(get_preset(args.name))
         else:
