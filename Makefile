@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SOURCES := pyproject.toml hatch_build.py switch-agent/switch_agent/bfrt_proto/bfruntime.proto
 
-.PHONY: help demo test check lint types unit bench dashboards soft-roce packages clean
+.PHONY: help demo test check lint types unit bench dashboards openapi soft-roce packages clean
 
 help:            ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -32,6 +32,10 @@ bench: $(VENV)/.installed-dev  ## named figures to benchmarks/out.json
 
 dashboards: $(VENV)/.installed-dev  ## rebuild the Grafana JSON from its Python
 	$(BIN)/python dashboards/build.py
+
+openapi: $(VENV)/.installed  ## rewrite docs/openapi.json from the routes of host-agent
+	$(BIN)/python -m host_agent.openapi_file > docs/openapi.json.new
+	mv docs/openapi.json.new docs/openapi.json
 
 soft-roce: $(VENV)/.installed  ## a ring on real soft-RoCE devices in a virtual machine
 	deploy/vm/soft-roce-demo

@@ -25,6 +25,7 @@ from host_agent.models import EventBatch, JobRequest, SymphonySettings
 from host_agent.nics import NicCounters, NicService
 from host_agent.nics.exporter import NicCollector
 from host_agent.nics.routes import add_nic_routes
+from host_agent.openapi import describe
 from host_agent.streams import EventStream, StreamSlots, job_events
 from host_agent.views import cct_view, overlap_view, progress_view, switch_series
 from symphony_common.rest import BodyLimit, HostCheck, JsonRoute, KnownHosts, UnknownHost
@@ -92,6 +93,7 @@ def create_app(
         add_nic_routes(app, nics, gate)
     if experiments is not None:
         add_experiment_routes(app, experiments)
+    describe(app)
     app.add_middleware(_Methods, routes=tuple(app.routes))
     app.add_middleware(BodyLimit, most=MAX_BODY_BYTES, answer=_error_answer)
     if local_only:
@@ -105,7 +107,7 @@ def _add_service_routes(app: FastAPI, registry: CollectorRegistry) -> None:
         """Alive; says nothing about switches or jobs and does no I/O."""
         return {"status": "ok"}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Prometheus text exposition."""
         return Response(metrics_text(registry), media_type=CONTENT_TYPE_LATEST)
@@ -159,7 +161,7 @@ def _add_job_routes(app: FastAPI, hub: Hub, gate: TokenGate) -> None:
         """Change Symphony on all switches of the job; answers when every one has read it back."""
         return (await hub.set_symphony(job_id, settings)).view()
 
-    @app.post("/api/v1/jobs/{job_id}/events", status_code=202)
+    @app.post("/api/v1/jobs/{job_id}/events", status_code=202, openapi_extra={"security": [{"token": []}]})
     async def take_events(
         job_id: int, batch: EventBatch, authorization: Annotated[str | None, Header()] = None
     ) -> dict[str, int]:
@@ -195,7 +197,11 @@ def _add_history_routes(app: FastAPI, hub: Hub, slots: StreamSlots) -> None:
         """ring-bench's result, once there is one."""
         return hub.result(job_id)
 
-    @app.get("/api/v1/jobs/{job_id}/stream")
+    @app.get(
+        "/api/v1/jobs/{job_id}/stream",
+        response_class=Response,
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )
     async def stream(job_id: int) -> Response:
         """Server-sent events: job, overlap, cct, progress, end."""
         job = hub.jobs.get(job_id)

@@ -84,7 +84,9 @@ def add_experiment_routes(app: FastAPI, experiments: Experiments) -> None:
         """Folders of results, with runs finished and verdicts."""
         return {"root": str(experiments.root), "experiments": experiments.listing()}
 
-    @app.get("/experiments/{name}/report.html")
+    @app.get(
+        "/experiments/{name}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}}
+    )
     def show_report(name: Annotated[str, PathParameter(max_length=200)]) -> Response:
         """The report of one folder: a page that needs nothing else."""
         return Response(experiments.report(name), media_type="text/html; charset=utf-8", headers=REPORT_HEADERS)
